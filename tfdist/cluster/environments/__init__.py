@@ -1,0 +1,1 @@
+"""The environments that tfdist can find itself in, one file each."""

@@ -1,0 +1,370 @@
+"""The living connection between the tasks of one job.
+
+A `Group` comes out of the start barrier (`tfdist.cluster.rendezvous`). While the job runs it
+carries small values that all tasks must agree on (`all_gather`) and tells at once when a task has
+died: TensorFlow's own collectives notice late, do not say who it was, or wait for ever.
+
+    >>> group = join(detect())
+    >>> group.all_gather("how many rows", 640)      # every task calls it at the same point
+    [640, 640]
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+from tfdist.cluster import wire
+from tfdist.cluster.hub import Hub
+from tfdist.cluster.topology import Cluster
+from tfdist.cluster.topology import Task
+from tfdist.errors import DisagreementError
+from tfdist.errors import PeerLostError
+
+log = logging.getLogger("absl")
+
+#: Time the main thread has to notice by itself that a peer is gone (TensorFlow usually raises
+#: within 10 s) before the process is ended for it.
+NOTICE_SECONDS = 20.0
+#: Longest wait of the chief, at a normal end, for the tasks that are still busy.
+FAREWELL_SECONDS = 300.0
+
+
+class Group:
+    """The tasks of a job, as one of them sees the others.
+
+    Args:
+        cluster: The cluster this process is part of.
+        sock: Connected socket to the hub, past the barrier.
+        decoder: Decoder that has read `sock` so far.
+        tasks: Every task of the group in the order of gathered values.
+        facts: What each task said of itself at the barrier.
+        hub: The hub, in the chief's process.
+        silence_seconds: The chief is lost after so much silence.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        sock: socket.socket,
+        decoder: wire.Decoder,
+        tasks: tuple[Task, ...],
+        facts: list[dict[str, Any]],
+        hub: Hub | None,
+        silence_seconds: float,
+    ):
+        self.cluster = cluster
+        self.tasks = tasks
+        self.facts = facts
+        self._sock = sock
+        self._decoder = decoder
+        self._hub = hub
+        self._silence = silence_seconds
+        self._send_lock = threading.Lock()
+        self._state = threading.Condition()
+        self._reply: dict[str, Any] | None = None
+        self._lost: dict[Task, str] = {}
+        self._left: dict[Task, str | None] = {}
+        self._closed = False
+        self._region: str | None = None
+        self._doom: float | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self._threads = [
+            threading.Thread(target=self._read, name="tfdist-group", daemon=True),
+            threading.Thread(target=self._beat, name="tfdist-heartbeat", daemon=True),
+        ]
+
+    def start(self) -> Group:
+        """Starts listening to the others; called once, by the barrier."""
+        for thread in self._threads:
+            thread.start()
+        os.register_at_fork(after_in_child=self._after_fork)
+        atexit.register(self.leave)
+        return self
+
+    @property
+    def size(self) -> int:
+        return len(self.tasks)
+
+    @property
+    def lost(self) -> dict[Task, str]:
+        """Tasks that died or stopped answering, with what was seen."""
+        with self._state:
+            return dict(self._lost)
+
+    def all_gather(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
+        """Returns the value of every task, in the order of `tasks`.
+
+        Args:
+            name: The point in the program; every task must be at the same one.
+            value: Anything that JSON can hold.
+            timeout: Seconds to wait for the others; None waits as long as they live, and the
+                log names those missing every 30 s.
+
+        Raises:
+            DisagreementError: Another task is at another point, or has ended.
+            PeerLostError: Another task died, or did not come within `timeout`.
+        """
+        if self.size == 1:
+            return [value]
+        with self._state:
+            self._raise_if_lost(name)
+            self._reply = None
+        self._send({"t": "gather", "name": name, "value": value})
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._state:
+            while self._reply is None:
+                self._raise_if_lost(name)
+                left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
+                if left <= 0:
+                    raise PeerLostError(
+                        f"every task at {name!r} within {timeout:.0f} s",
+                        "no answer from some",
+                        "look at the logs of the other tasks",
+                    )
+                self._state.wait(left)
+            reply = self._reply
+        if reply.get("error") == "places":
+            raise self._disagreement(name, reply["places"])
+        if "error" in reply:
+            with self._state:
+                self._state.wait_for(lambda: bool(self._lost), timeout=5.0)
+                self._raise_if_lost(name)
+        values: list[Any] = reply["values"]
+        return values
+
+    @contextlib.contextmanager
+    def together(self, name: str) -> Iterator[None]:
+        """Marks work that needs every task, so that it cannot outlive one of them.
+
+        An error raised inside, after a task was lost, comes out as `PeerLostError`. If the code
+        inside is stuck in native code and cannot raise, the process ends with exit code 1 and the
+        same message, 20 s after the loss was seen.
+        """
+        outer, self._region = self._region, name
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, (PeerLostError, DisagreementError)):
+                raise
+            # The news of a death may be a moment behind the error that it caused.
+            if _looks_like_lost_peer(error):
+                with self._state:
+                    self._state.wait_for(lambda: bool(self._lost or self._left), timeout=8.0)
+            with self._state:
+                if self._lost or (self._left and _looks_like_lost_peer(error)):
+                    raise self._peer_error(name) from error
+            raise
+        finally:
+            self._region = outer
+
+    def leave(self, reason: str | None = None) -> None:
+        """Leaves the group in order; the others are told. The chief waits for those still busy.
+
+        Args:
+            reason: What went wrong in this task, or None at a normal end.
+        """
+        with self._state:
+            if self._closed:
+                return
+        if reason is None:
+            reason = _uncaught()
+        with contextlib.suppress(OSError):
+            self._send({"t": "bye", "reason": reason})
+        if self._hub is not None and reason is None:
+            self._wait_for_farewells()
+        with self._state:
+            self._closed = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def wait_until_left(self, task: Task) -> str | None:
+        """Waits until `task` has left or is lost; returns what went wrong there, or None."""
+        with self._state:
+            self._state.wait_for(lambda: task in self._left or task in self._lost)
+            return self._lost.get(task) or self._left.get(task)
+
+    def _wait_for_farewells(self) -> None:
+        """TensorFlow's coordination lives in the chief: it must not end before the others."""
+        others = set(self.tasks) - {self.cluster.task}
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        remind = time.monotonic() + 30.0
+        with self._state:
+            while not self._lost:
+                busy = sorted(others - set(self._left))
+                now = time.monotonic()
+                if not busy or now > deadline:
+                    return
+                if now > remind:
+                    remind = now + 30.0
+                    log.info("done; waiting for %s to end", ", ".join(map(str, busy)))
+                self._state.wait(0.5)
+
+    # What the threads do.
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            with self._send_lock:
+                self._sock.sendall(wire.pack(message))
+        except OSError as error:
+            if message["t"] == "bye":
+                return
+            self._chief_is_gone(str(error))
+
+    def _beat(self) -> None:
+        while not self._closed:
+            time.sleep(self._silence / 8)
+            if not self._closed:
+                self._send({"t": "beat"})
+
+    def _read(self) -> None:
+        self._sock.settimeout(self._silence)
+        while not self._closed:
+            started = time.monotonic()
+            try:
+                data = self._sock.recv(65536)
+                if not data:
+                    raise wire.WireError("its connection closed")
+                messages = self._decoder.feed(data)
+            except TimeoutError:
+                if time.monotonic() - started > 1.5 * self._silence:
+                    continue  # This process itself was stopped for a while.
+                self._chief_is_gone(f"it has said nothing for {self._silence:.0f} s")
+                return
+            except OSError as error:
+                self._chief_is_gone(str(error))
+                return
+            for message in messages:
+                self._take(message)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        kind = message.get("t")
+        with self._state:
+            if kind == "gathered":
+                self._reply = message
+            elif kind == "lost":
+                task = Task(*message["task"])
+                self._note_loss(task, message["reason"])
+            elif kind == "left":
+                task = Task(*message["task"])
+                self._left[task] = message.get("reason")
+                if message.get("reason") and task != self.cluster.task:
+                    log.error("%s failed: %s", self._name(task), message["reason"])
+                    self._arm()
+            self._state.notify_all()
+
+    def _chief_is_gone(self, reason: str) -> None:
+        chief = self.cluster.chief
+        with self._state:
+            if self._closed:
+                return
+            if chief in self._left:
+                self._closed = True
+                return
+            self._note_loss(chief, reason)
+            self._state.notify_all()
+
+    def _note_loss(self, task: Task, reason: str) -> None:
+        if task == self.cluster.task or task in self._lost:
+            return
+        self._lost[task] = reason
+        log.error("%s is gone: %s", self._name(task), reason)
+        self._arm()
+
+    def _arm(self) -> None:
+        """Gives the main thread time to notice; then ends the process in its place."""
+        if self._doom is None:
+            self._doom = time.monotonic() + NOTICE_SECONDS
+            threading.Thread(target=self._execute, name="tfdist-doom", daemon=True).start()
+
+    def _execute(self) -> None:
+        assert self._doom is not None
+        while not self._closed:
+            if self._region is None:
+                # Work that needs nobody else (writing a file, say) may go on.
+                self._doom = max(self._doom, time.monotonic() + NOTICE_SECONDS / 2)
+            elif time.monotonic() > self._doom:
+                with self._state:
+                    error = self._peer_error(self._region)
+                print(f"tfdist: error: {error}", file=sys.stderr, flush=True)
+                sys.stdout.flush()
+                os._exit(error.exit_code)
+            time.sleep(0.25)
+
+    # Messages to the user.
+
+    def _name(self, task: Task) -> str:
+        address = self.cluster.address(task)
+        return f"{task} ({address})" if address else str(task)
+
+    def _peer_error(self, name: str) -> PeerLostError:
+        if self._lost:
+            what = "; ".join(f"{self._name(t)} is gone: {why}" for t, why in self._lost.items())
+        else:
+            what = "; ".join(
+                f"{self._name(t)} " + (f"failed: {why}" if why else "has ended")
+                for t, why in self._left.items()
+            )
+        return PeerLostError(
+            f"every task of the cluster to stay until the end of {name}",
+            what,
+            "look at the end of that task's log, then start the job again "
+            "(`tfdist run --max-restarts` does it for you)",
+        )
+
+    def _raise_if_lost(self, name: str) -> None:
+        failed = any(self._left.values())
+        if self._lost or failed:
+            raise self._peer_error(name)
+
+    def _disagreement(self, name: str, places: list[list[Any]]) -> DisagreementError:
+        seen = ", ".join(
+            f"{Task(kind, index)} " + (f"at {place!r}" if place else "has ended")
+            for kind, index, place in places
+        )
+        return DisagreementError(
+            f"every worker to be at {name!r} at the same time",
+            seen,
+            "call fit, evaluate, predict and the like on every worker, in the same order and "
+            "the same number of times",
+        )
+
+    def _after_fork(self) -> None:
+        # A forked child would keep the connections open after this task has died.
+        self._closed = True
+        sockets = [self._sock, *(self._hub.sockets() if self._hub else [])]
+        for sock in sockets:
+            with contextlib.suppress(OSError):
+                sock.close()
+
+
+def _uncaught() -> str | None:
+    """Returns the error that is ending this process, in one line, or None."""
+    error = getattr(sys, "last_value", None)
+    if error is None or hasattr(sys, "ps1"):
+        return None
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:300] if text else ''}"
+
+
+def _looks_like_lost_peer(error: BaseException) -> bool:
+    """Whether TensorFlow raises this kind of error when a peer goes away in a collective."""
+    return type(error).__name__ in {
+        "UnavailableError",
+        "AbortedError",
+        "CancelledError",
+        "DeadlineExceededError",
+        "InternalError",
+        "UnknownError",
+        "FailedPreconditionError",
+    }

@@ -1,0 +1,98 @@
+"""Puts the rooms together: where am I, how do I run, and the engine under it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+from typing import Any
+
+from tfdist import logs
+from tfdist.cluster.detect import detect
+from tfdist.cluster.topology import Cluster
+from tfdist.strategies import registry
+from tfdist.strategies.choose import choose
+
+if TYPE_CHECKING:
+    from tfdist.strategies.communication import CommunicationOptions
+
+log = logging.getLogger("absl")
+
+
+def strategy(
+    name: str | None = None,
+    *,
+    replicas: int | None = None,
+    communication: CommunicationOptions | None = None,
+    cluster: Cluster | None = None,
+    rendezvous_timeout: float | None = None,
+) -> Any:
+    """Returns the `tf.distribute.Strategy` for this process, and activates the engine.
+
+    In a cluster it first waits at the start barrier for every other task. In a worker or
+    parameter-server process of a parameter-server cluster it serves, and ends the process with
+    code 0 when the coordinator is done. Call it before the first TensorFlow operation.
+
+    Args:
+        name: "default", "mirrored", "multi_worker", "parameter_server", "tpu" or the name of a
+            plug-in. None reads `TFDIST_STRATEGY`, then chooses from the cluster and the hardware.
+        replicas: Local replicas. More than one without accelerators splits the CPU into as many
+            logical devices.
+        communication: How gradients travel; None reads `TFDIST_*`.
+        cluster: The cluster; None detects it from the environment.
+        rendezvous_timeout: Seconds until the start barrier fails; None reads
+            `TFDIST_RENDEZVOUS_TIMEOUT`, default 300.
+
+    Raises:
+        ClusterError: The environment describes no possible cluster.
+        StrategyError: The strategy asked for cannot run here.
+        RendezvousError: Tasks were missing at the deadline.
+
+    Example:
+        >>> strategy = tfdist.strategy("mirrored", replicas=2)
+        >>> strategy.num_replicas_in_sync
+        2
+    """
+    from tfdist.strategies.hardware import detect_hardware
+
+    cluster = detect(os.environ) if cluster is None else cluster
+    logs.install(cluster)
+    asked = name or os.environ.get("TFDIST_STRATEGY", "").strip() or None
+    if asked is not None and asked in set(registry.names()) - set(registry.BUILT_IN):
+        chosen, reasons = asked, ("asked for by name",)
+    else:
+        choice = choose(cluster, detect_hardware(), name=asked, replicas=replicas)
+        chosen, reasons = choice.name, choice.reasons
+        for warning in (*cluster.warnings, *choice.warnings):
+            log.warning("%s", warning)
+    log.info(
+        "%s in a %s cluster of %d worker(s): strategy %s (%s)",
+        cluster.task,
+        cluster.environment,
+        cluster.num_workers,
+        chosen,
+        "; ".join(reasons),
+    )
+    activate()
+    options = registry.Options(
+        replicas=replicas, communication=communication, rendezvous_timeout=rendezvous_timeout
+    )
+    return registry.builder(chosen)(cluster, options)
+
+
+def activate() -> None:
+    """Puts the engine into Keras, for scripts that build their strategy themselves.
+
+    Raises:
+        UnsupportedError: This version of Keras was not tested with tfdist.
+    """
+    from tfdist.engine import activate as engine
+
+    engine.activate()
+
+
+def deactivate() -> None:
+    """Takes the engine out of Keras again."""
+    from tfdist.engine import activate as engine
+
+    engine.deactivate()

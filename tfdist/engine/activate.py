@@ -1,0 +1,264 @@
+"""Puts the engine into Keras, and takes it out again.
+
+Each repair is one entry of `_REPAIRS`: what is replaced, what was wrong with it upstream, and by
+what. Nothing is replaced in a version of Keras that the engine was not tested with, and models
+that were not created under a strategy of ours run Keras's own code.
+
+    >>> tfdist.activate()
+    >>> tfdist.deactivate()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.errors import UnsupportedError
+
+log = logging.getLogger("absl")
+
+#: Keras minor versions that the test suite passes on.
+TESTED_KERAS = ("3.15",)
+_MARK = "_tfdist_original"
+
+
+@dataclasses.dataclass(frozen=True)
+class Repair:
+    """One replaced function of Keras.
+
+    Attributes:
+        owner: Class or module that holds it.
+        name: Attribute to replace.
+        defect: What is wrong upstream, in a few words, with the issue where there is one.
+        make: Takes the original and returns the replacement.
+        probe: Text of the upstream source that shows the defect, or None where the replacement
+            adds behaviour. Once it is gone, upstream has changed the function and the repair must
+            be looked at again.
+    """
+
+    owner: Any
+    name: str
+    defect: str
+    make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    probe: str | None = None
+
+
+def activate() -> None:
+    """Installs the engine; once is enough, again does nothing.
+
+    Raises:
+        UnsupportedError: Keras is of another version or on another backend, or a function to be
+            repaired is not the one that was tested.
+    """
+    from tfdist.engine import seeds
+    from tfdist.strategies import multi_worker
+
+    _check_versions()
+    multi_worker.guard()
+    seeds.install()
+    installed = []
+    for repair in _repairs():
+        current = getattr(repair.owner, repair.name)
+        if hasattr(current, _MARK):
+            continue
+        if not defect_is_there(repair):
+            raise UnsupportedError(
+                f"{_label(repair)} as in Keras {TESTED_KERAS[-1]}",
+                "a function that has changed",
+                "install the Keras version that tfdist was tested with: "
+                f"pip install 'keras=={TESTED_KERAS[-1]}.*'",
+            )
+        replacement = repair.make(current)
+        setattr(replacement, _MARK, current)
+        setattr(repair.owner, repair.name, replacement)
+        installed.append(_label(repair))
+    if installed:
+        log.info("tfdist engine active: %s", ", ".join(installed))
+
+
+def deactivate() -> None:
+    """Takes the engine out; Keras is as it was imported."""
+    from tfdist.engine import hooks
+    from tfdist.engine import seeds
+    from tfdist.strategies import multi_worker
+
+    hooks.uninstall()
+    for repair in _repairs():
+        original = getattr(getattr(repair.owner, repair.name), _MARK, None)
+        if original is not None:
+            setattr(repair.owner, repair.name, original)
+    seeds.uninstall()
+    multi_worker.unguard()
+
+
+def is_active() -> bool:
+    """Whether the engine is in Keras now."""
+    return all(hasattr(getattr(r.owner, r.name), _MARK) for r in _repairs())
+
+
+def defect_is_there(repair: Repair) -> bool:
+    """Whether the function of Keras that `repair` replaces is still the one it was made for."""
+    if repair.probe is None:
+        return True
+    function = getattr(repair.owner, repair.name)
+    return repair.probe in inspect.getsource(inspect.unwrap(getattr(function, _MARK, function)))
+
+
+def _label(repair: Repair) -> str:
+    return f"{repair.owner.__name__.rpartition('.')[2]}.{repair.name}"
+
+
+def _check_versions() -> None:
+    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        log.warning(
+            "TF_USE_LEGACY_KERAS=%s makes tf.keras Keras 2, which tfdist leaves alone; "
+            "unset it to train with Keras 3",
+            os.environ["TF_USE_LEGACY_KERAS"],
+        )
+    import keras
+
+    minor = ".".join(keras.__version__.split(".")[:2])
+    if minor not in TESTED_KERAS:
+        raise UnsupportedError(
+            f"Keras {' or '.join(TESTED_KERAS)}, which tfdist was tested with",
+            f"Keras {keras.__version__}",
+            f"pip install 'keras=={TESTED_KERAS[-1]}.*'",
+        )
+    if keras.backend.backend() != "tensorflow":
+        raise UnsupportedError(
+            "Keras on the TensorFlow backend",
+            f"the {keras.backend.backend()} backend",
+            "set KERAS_BACKEND=tensorflow before Keras is imported",
+        )
+
+
+def is_ours(model: Any) -> bool:
+    """Whether `model` trains on synchronous replicas, which is what the engine repairs."""
+    import tensorflow as tf
+
+    strategy = getattr(model, "_distribute_strategy", None)
+    return isinstance(
+        strategy, (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+    )
+
+
+@functools.cache
+def _repairs() -> tuple[Repair, ...]:
+    import keras
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+    from keras.src.trainers.trainer import Trainer
+
+    from tfdist.engine import build
+    from tfdist.engine import files
+    from tfdist.engine import loop
+    from tfdist.engine import reduction
+    from tfdist.engine import scope
+    from tfdist.engine import steps
+
+    def ours(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Sends models under a strategy of ours to `function(model, ...)`."""
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+                if is_ours(self):
+                    return function(self, *args, **kwargs)
+                return original(self, *args, **kwargs)
+
+            return method
+
+        return make
+
+    def on_batch(name: str) -> Callable[..., Any]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+                if is_ours(self):
+                    return loop.on_batch(self, name, original, *args, **kwargs)
+                return original(self, *args, **kwargs)
+
+            return method
+
+        return make
+
+    def compile_in_scope(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def compile(self: Any, *args: Any, **kwargs: Any) -> None:
+            scope.join_current(self)
+            if not is_ours(self):
+                return original(self, *args, **kwargs)
+            # Metrics given by name make their variables here.
+            with self._distribute_strategy.scope():
+                original(self, *args, **kwargs)
+            scope.adopt(self, self._distribute_strategy)
+            return None
+
+        return compile
+
+    def symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+            if not is_ours(self) or data_batch is None:
+                return original(self, iterator=iterator, data_batch=data_batch)
+            return build.build(self, build.spec_of(data_batch))
+
+        return method
+
+    t = TensorFlowTrainer
+    return (
+        Repair(
+            t,
+            "fit",
+            "a loop that knows one process only; counts a step too many (keras issue 20585)",
+            ours(loop.fit),
+            "self._maybe_symbolic_build(iterator=epoch_iterator)",
+        ),
+        Repair(
+            t,
+            "evaluate",
+            "as fit",
+            ours(loop.evaluate),
+            "self._maybe_symbolic_build(iterator=epoch_iterator)",
+        ),
+        Repair(t, "predict", "as fit; an unbuilt model is not built", ours(loop.predict)),
+        Repair(t, "train_on_batch", "optimizers of another scope", on_batch("train_on_batch")),
+        Repair(t, "test_on_batch", "metrics of another scope", on_batch("test_on_batch")),
+        Repair(t, "predict_on_batch", "as predict", on_batch("predict_on_batch")),
+        Repair(
+            t,
+            "_make_function",
+            "reads data inside the step, whose counters run although there is none",
+            ours(steps.make_function),
+            "iterator.get_next()",
+        ),
+        Repair(
+            t,
+            "_maybe_symbolic_build",
+            "takes the mean over a batch to learn its shape",
+            symbolic_build,
+            '"MEAN"',
+        ),
+        Repair(
+            inspect.getmodule(TensorFlowTrainer),
+            "reduce_per_replica",
+            "reduces scalars over axis 0 between workers",
+            reduction.make,
+            'strategy.reduce("MEAN", v, axis=0)',
+        ),
+        Repair(
+            Trainer,
+            "compile",
+            "leaves metrics and optimizers outside the scope of the model",
+            compile_in_scope,
+        ),
+        Repair(keras.Model, "save", "every worker writes, in place", files.guarded),
+        Repair(keras.Model, "save_weights", "every worker writes, in place", files.guarded),
+        Repair(keras.Model, "export", "every worker writes, in place", files.guarded),
+        Repair(keras.saving, "save_model", "every worker writes, in place", files.guarded),
+        Repair(keras.models, "save_model", "every worker writes, in place", files.guarded),
+    )

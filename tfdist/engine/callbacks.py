@@ -1,0 +1,122 @@
+"""Callbacks under several workers: they all run everywhere, but only the chief's leave traces.
+
+A callback may enter a collective (reading a metric, evaluating), so it must be called on every
+worker; dropping one somewhere would hang the others. What must not happen twice is its effect on
+files and screen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from keras import tree
+
+#: Callbacks of Keras that do nothing but write, and are left out on other workers than the chief.
+_WRITERS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.BackupAndRestore,
+)
+#: Callbacks of Keras with hooks in every batch that never stop training.
+_NEVER_STOP = (
+    *_WRITERS,
+    keras.callbacks.History,
+    keras.callbacks.ModelCheckpoint,
+)
+_BATCH_HOOKS = (
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_batch_begin",
+    "on_batch_end",
+)
+
+
+def as_list(callbacks: Any) -> list[Any]:
+    """Returns the callbacks given to `fit`, in whatever form, as a list."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return list(tree.flatten(callbacks)) if callbacks else []
+
+
+def may_stop_in_an_epoch(callbacks: list[Any]) -> bool:
+    """Whether one of them is called at every batch and might set `stop_training` there."""
+    return any(_has_batch_hook(c) for c in callbacks if type(c) not in _NEVER_STOP)
+
+
+def _has_batch_hook(callback: Any) -> bool:
+    # LambdaCallback puts its functions on the instance, others override methods.
+    return any(
+        getattr(getattr(callback, hook, None), "__func__", None)
+        is not getattr(keras.callbacks.Callback, hook)
+        for hook in _BATCH_HOOKS
+    )
+
+
+def container(model: Any, callbacks: Any, is_chief: bool, **params: Any) -> Any:
+    """Returns the `CallbackList` of this worker.
+
+    Args:
+        model: The model.
+        callbacks: As given to `fit`.
+        is_chief: Whether this worker writes.
+        **params: As of `CallbackList`; `add_history` and `verbose` are understood.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        if not is_chief:
+            kept = [c for c in callbacks.callbacks if type(c) not in _WRITERS]
+            callbacks.callbacks[:] = kept
+        return callbacks
+    listed = as_list(callbacks)
+    if not is_chief:
+        listed = [c for c in listed if type(c) not in _WRITERS]
+    return keras.callbacks.CallbackList(
+        listed,
+        add_history=params.pop("add_history", False),
+        add_progbar=params["verbose"] != 0,
+        model=model,
+        **params,
+    )
+
+
+@contextlib.contextmanager
+def of_one_worker(callbacks: list[Any], is_chief: bool) -> Iterator[None]:
+    """On other workers than the chief: silences callbacks and sends what they write to nowhere.
+
+    Subclasses of Keras's writers may do more than write, so they are kept, with their output
+    redirected: a CSV file to the null device, a TensorBoard directory to one that is deleted.
+    """
+    if is_chief:
+        yield
+        return
+    scratch = None
+    changed: list[tuple[Any, str, Any]] = []
+
+    def change(callback: Any, name: str, value: Any) -> None:
+        changed.append((callback, name, getattr(callback, name)))
+        setattr(callback, name, value)
+
+    try:
+        for callback in callbacks:
+            if type(callback) in _WRITERS:
+                continue
+            if type(callback).__module__.startswith("keras.") and getattr(callback, "verbose", 0):
+                change(callback, "verbose", 0)
+            if isinstance(callback, keras.callbacks.CSVLogger):
+                change(callback, "filename", os.devnull)
+            if isinstance(callback, keras.callbacks.TensorBoard):
+                scratch = scratch or tempfile.mkdtemp(prefix="tfdist-scratch-")
+                change(callback, "log_dir", scratch)
+        yield
+    finally:
+        for callback, name, value in reversed(changed):
+            setattr(callback, name, value)
+        if scratch:
+            shutil.rmtree(scratch, ignore_errors=True)

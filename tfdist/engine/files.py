@@ -1,0 +1,123 @@
+"""Saving a model: by the chief alone, whole or not at all.
+
+Every worker may call `model.save` and its like. Where reading the model is a collective (it holds
+variables that are summed over replicas when read), every worker must read, and those that do not
+write save into a scratch directory that is deleted. The chief writes beside the target and renames
+it into place: a reader finds the old file or the new one, never a part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster import current
+from tfdist.engine import scope
+
+log = logging.getLogger("absl")
+
+Save = Callable[..., Any]
+
+
+def guarded(original: Save) -> Save:
+    """Returns `original(model, filepath, ...)` made safe for models under a strategy."""
+
+    @functools.wraps(original)
+    def save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = getattr(self, "_distribute_strategy", None)
+        target = _local_path(filepath)
+        if strategy is None:
+            return original(self, filepath, *args, **kwargs)
+        if not _is_chief(strategy):
+            if _reads_collectively(self):
+                with tempfile.TemporaryDirectory(prefix="tfdist-scratch-") as scratch:
+                    name = os.path.basename(os.fspath(filepath).rstrip("/"))
+                    original(self, os.path.join(scratch, name), *args, **kwargs)
+            log.info("only the chief writes; this worker leaves %s to it", filepath)
+            return None
+        overwrite = kwargs.get("overwrite", args[0] if args else True)
+        if target is None or overwrite is False:
+            # Object stores show an object when it is complete. overwrite=False asks the user.
+            return original(self, filepath, *args, **kwargs)
+        return _write_aside(target, lambda path: original(self, path, *args, **kwargs))
+
+    return save
+
+
+def _is_chief(strategy: Any) -> bool:
+    if not strategy.extended._in_multi_worker_mode():
+        return True
+    group = current.group()
+    return group is None or group.cluster.is_chief
+
+
+def _reads_collectively(model: Any) -> bool:
+    variables = list(model.variables)
+    for optimizer in scope.optimizers_of(model):
+        variables += optimizer.variables
+    return any(v.value.synchronization == tf.VariableSynchronization.ON_READ for v in variables)
+
+
+def _local_path(filepath: Any) -> str | None:
+    try:
+        path = os.fspath(filepath)
+    except TypeError:
+        return None  # A file object.
+    if not isinstance(path, str) or "://" in path:
+        return None
+    return os.path.abspath(path)
+
+
+def _write_aside(target: str, write: Callable[[str], Any]) -> Any:
+    parent, name = os.path.split(target)
+    prefix = f".{name}.tfdist-"
+    if not os.path.isdir(parent):
+        return write(target)  # Let Keras say what it says of a missing directory.
+    _sweep(parent, prefix)
+    aside = os.path.join(parent, prefix + secrets.token_hex(4))
+    os.mkdir(aside)
+    try:
+        result = write(os.path.join(aside, name))
+        # A sharded save makes several files; the one that names the others comes last.
+        for entry in sorted(os.listdir(aside), key=lambda entry: entry == name):
+            _move(os.path.join(aside, entry), os.path.join(parent, entry))
+        return result
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _move(source: str, target: str) -> None:
+    """Puts `source` in the place of `target`, files by one atomic rename after their data."""
+    if not os.path.isdir(source):
+        descriptor = os.open(source, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(source, target)
+        return
+    # A directory cannot replace one that is not empty: the old one steps aside for a moment.
+    old = None
+    if os.path.lexists(target):
+        old = os.path.join(os.path.dirname(source), "old-" + secrets.token_hex(4))
+        os.rename(target, old)
+    os.rename(source, target)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _sweep(parent: str, prefix: str) -> None:
+    """Removes what an earlier save of the same target left when it was killed."""
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(parent):
+            if entry.startswith(prefix):
+                shutil.rmtree(os.path.join(parent, entry), ignore_errors=True)

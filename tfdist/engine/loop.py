@@ -1,0 +1,428 @@
+"""`fit`, `evaluate` and `predict` for synchronous replicas.
+
+The loop reads a batch, runs a step on every replica, tells the callbacks. Between processes it
+makes sure of three things: that all start from the same arguments and weights, that all stop at
+the same step, and that all report the same numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import tree
+from keras.src.backend import config as keras_config
+from keras.src.backend.tensorflow import trainer as keras_trainer
+from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters import data_adapter_utils
+
+from tfdist.engine import build
+from tfdist.engine import callbacks as callback_rules
+from tfdist.engine import scope
+from tfdist.engine import steps as step_functions
+from tfdist.engine.inputs import Feed
+from tfdist.engine.inputs import executions
+from tfdist.engine.peers import Peers
+
+
+def fit(
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: Any = "auto",
+    callbacks: Any = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool | str = True,
+    class_weight: Any = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: Any = 1,
+) -> Any:
+    """Trains `model`; arguments and result are those of `keras.Model.fit`.
+
+    Every worker of a job calls it with the same arguments and gets the same `History`.
+
+    Raises:
+        DisagreementError: Workers were given different arguments.
+        PeerLostError: Another worker died.
+    """
+    model._assert_compile_called("fit")
+    peers = Peers(model.distribute_strategy, "fit")
+    with peers.together():
+        limit = keras_config.max_epochs()
+        if limit and limit < epochs:
+            warnings.warn(f"Limiting epochs to {limit}", stacklevel=2)
+            epochs = limit
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
+                (x, y, sample_weight), validation_split=validation_split
+            )
+        feed = Feed(
+            model.distribute_strategy,
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            steps=steps_per_epoch,
+            shuffle=shuffle,
+            class_weight=class_weight,
+        )
+        validation = None
+        if validation_data is not None:
+            val_x, val_y, val_weight = data_adapter_utils.unpack_x_y_sample_weight(validation_data)
+            validation = Feed(
+                model.distribute_strategy,
+                val_x,
+                val_y,
+                val_weight,
+                batch_size=validation_batch_size or batch_size,
+                steps=validation_steps,
+            )
+        _prepare(model, feed)
+        calls = callback_rules.as_list(callbacks)
+        agreed = {
+            "epochs": epochs,
+            "validation_data": "given" if validation else "not given",
+            "validation_freq": validation_freq,
+            **_facts(model, feed),
+            **({f"validation {k}": v for k, v in _data_facts(validation).items()} if validation else {}),
+        }
+        peers.same(agreed, _FIXES)
+        stops = peers.any("its callbacks", callback_rules.may_stop_in_an_epoch(calls))
+        with callback_rules.of_one_worker(calls, peers.is_chief):
+            return _fit(
+                model,
+                feed,
+                validation,
+                peers,
+                callbacks,
+                epochs,
+                initial_epoch,
+                _verbosity(verbose, peers),
+                validation_freq,
+                stops,
+            )
+
+
+def _fit(
+    model: Any,
+    feed: Feed,
+    validation: Feed | None,
+    peers: Peers,
+    callbacks: Any,
+    epochs: int,
+    initial_epoch: int,
+    verbose: Any,
+    validation_freq: Any,
+    agree_every_step: bool,
+) -> Any:
+    calls = callback_rules.container(
+        model,
+        callbacks,
+        peers.is_chief,
+        add_history=True,
+        verbose=verbose,
+        epochs=epochs,
+        steps=feed.num_batches,
+    )
+    model.stop_training = False
+    model.make_train_function()
+    calls.on_train_begin()
+    # A callback may have restored weights and the epoch, on the chief alone perhaps.
+    start = peers.chiefs("the epoch it starts from", model._initial_epoch or initial_epoch)
+    model._initial_epoch = None
+    peers.equalize(_state_of(model))
+
+    logs: Any = {}
+    training_logs = None
+    for epoch in range(start, epochs):
+        model.reset_metrics()
+        calls.on_epoch_begin(epoch)
+        done = 0
+        batches = feed.epoch()
+        for begin, execution in executions(batches, model.steps_per_execution):
+            counted = _Counted(execution)
+            calls.on_train_batch_begin(begin)
+            logs = model.train_function(counted)
+            done = begin + counted.count
+            calls.on_train_batch_end(done - 1, logs)
+            if agree_every_step:
+                model.stop_training = peers.any(
+                    f"the end of step {done} of epoch {epoch + 1}", model.stop_training
+                )
+            if agree_every_step and model.stop_training:
+                break
+        batches.close()
+        if not done:
+            _no_data(epoch, start)
+            break
+        epoch_logs = _results(model, logs, peers, f"the logs of epoch {epoch + 1}")
+        if validation is not None and model._should_eval(epoch, validation_freq):
+            results = _evaluate(model, validation, peers, calls, f"validation of epoch {epoch + 1}")
+            epoch_logs.update({f"val_{name}": value for name, value in results.items()})
+        calls.on_epoch_end(epoch, epoch_logs)
+        training_logs = epoch_logs
+        _agree_on_rate(model, peers, epoch)
+        model.stop_training = peers.any(f"the end of epoch {epoch + 1}", model.stop_training)
+        if model.stop_training:
+            break
+
+    if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
+        model.optimizer.finalize_variable_values(model.trainable_weights)
+    calls.on_train_end(logs=training_logs)
+    return model.history
+
+
+def evaluate(
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    verbose: Any = "auto",
+    sample_weight: Any = None,
+    steps: int | None = None,
+    callbacks: Any = None,
+    return_dict: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Evaluates `model`; arguments and result are those of `keras.Model.evaluate`.
+
+    Every worker of a job calls it with the same arguments and gets the same result.
+    """
+    if kwargs:
+        raise ValueError(f"Arguments not recognized: {kwargs}")
+    model._assert_compile_called("evaluate")
+    peers = Peers(model.distribute_strategy, "evaluate")
+    with peers.together():
+        feed = Feed(
+            model.distribute_strategy, x, y, sample_weight, batch_size=batch_size, steps=steps
+        )
+        _prepare(model, feed)
+        peers.same(_facts(model, feed), _FIXES)
+        listed = callback_rules.as_list(callbacks)
+        with callback_rules.of_one_worker(listed, peers.is_chief):
+            calls = callback_rules.container(
+                model,
+                callbacks,
+                peers.is_chief,
+                verbose=_verbosity(verbose, peers),
+                epochs=1,
+                steps=feed.num_batches,
+            )
+            logs = _evaluate(model, feed, peers, calls, "the results")
+    return logs if return_dict else model._flatten_metrics_in_order(logs)
+
+
+def _evaluate(model: Any, feed: Feed, peers: Peers, calls: Any, what: str) -> dict[str, Any]:
+    model.make_test_function()
+    model.stop_evaluating = False
+    calls.on_test_begin()
+    logs: Any = {}
+    model.reset_metrics()
+    batches = feed.epoch()
+    for begin, execution in executions(batches, model.steps_per_execution):
+        counted = _Counted(execution)
+        calls.on_test_batch_begin(begin)
+        logs = model.test_function(counted)
+        calls.on_test_batch_end(begin + counted.count - 1, logs)
+        if model.stop_evaluating and peers.group is None:
+            break
+    batches.close()
+    results = _results(model, logs, peers, what)
+    calls.on_test_end(results)
+    return results
+
+
+def predict(
+    model: Any,
+    x: Any,
+    batch_size: int | None = None,
+    verbose: Any = "auto",
+    steps: int | None = None,
+    callbacks: Any = None,
+) -> Any:
+    """Predicts; arguments and result are those of `keras.Model.predict`.
+
+    Every worker of a job calls it with the same arguments and gets all predictions, in the order
+    of the examples.
+    """
+    peers = Peers(model.distribute_strategy, "predict")
+    with peers.together():
+        feed = Feed(model.distribute_strategy, x, batch_size=batch_size, steps=steps)
+        _prepare(model, feed)
+        peers.same(_facts(model, feed), _FIXES)
+        listed = callback_rules.as_list(callbacks)
+        with callback_rules.of_one_worker(listed, peers.is_chief):
+            calls = callback_rules.container(
+                model,
+                callbacks,
+                peers.is_chief,
+                verbose=_verbosity(verbose, peers),
+                epochs=1,
+                steps=feed.num_batches,
+            )
+            return _predict(model, feed, peers, calls)
+
+
+def _predict(model: Any, feed: Feed, peers: Peers, calls: Any) -> Any:
+    model.make_predict_function()
+    model.stop_predicting = False
+    calls.on_predict_begin()
+    results: list[Any] = []
+    batches = feed.epoch()
+    for begin, execution in executions(batches, model.steps_per_execution):
+        counted = list(execution)
+        calls.on_predict_batch_begin(begin)
+        results.append(model.predict_function(counted))
+        calls.on_predict_batch_end(begin + len(counted) - 1, {"outputs": results[-1]})
+        if model.stop_predicting and peers.group is None:
+            break
+    batches.close()
+    calls.on_predict_end()
+    if not results:
+        raise ValueError("Expected data to predict on. Received: no batch at all.")
+    outputs = tree.map_structure(
+        lambda *parts: keras_trainer.potentially_ragged_concat(list(parts)), *results
+    )
+    return tree.map_structure(keras_trainer.convert_to_np_if_not_ragged, outputs)
+
+
+def on_batch(model: Any, call: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs `train_on_batch`, `test_on_batch` or `predict_on_batch` on every replica of the job.
+
+    Each worker passes its own batch, of the same size on every worker; every replica of a machine
+    sees the machine's whole batch. What it returns is that worker's.
+    """
+    peers = Peers(model.distribute_strategy, call)
+    with peers.together():
+        scope.adopt(model, model.distribute_strategy)
+        return original(model, *args, **kwargs)
+
+
+class _Counted:
+    """An iterator that counts what was taken."""
+
+    def __init__(self, inner: Any):
+        self._inner = inner
+        self.count = 0
+
+    def __iter__(self) -> _Counted:
+        return self
+
+    def __next__(self) -> Any:
+        value = next(self._inner)
+        self.count += 1
+        return value
+
+
+def _prepare(model: Any, feed: Feed) -> None:
+    scope.adopt(model, model.distribute_strategy)
+    build.build(model, feed.spec, feed.sample())
+    # Building may have made the variables of metrics and optimizers that were bare until now.
+    scope.adopt(model, model.distribute_strategy)
+
+
+def _results(model: Any, logs: Any, peers: Peers, what: str) -> dict[str, Any]:
+    """Returns the values over all examples of all replicas, the same on every worker."""
+    own = model._get_metrics_result_or_logs(logs)
+    if own is logs and isinstance(logs, dict):
+        # A custom step reports values that are no metric's: this process knows only its own.
+        own = peers.mean(what, {k: _plain(v) for k, v in logs.items()})
+    if not isinstance(own, dict):
+        own = {"loss": own}
+    return {name: _plain(value) for name, value in own.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if tf.is_tensor(value):
+        value = value.numpy()
+    return float(value) if np.ndim(value) == 0 and not isinstance(value, (str, bytes)) else value
+
+
+def _state_of(model: Any) -> list[Any]:
+    variables = [v for v in model.variables if not _is_seed(v)]
+    for optimizer in scope.optimizers_of(model):
+        variables += optimizer.variables
+    return variables
+
+
+def _is_seed(variable: Any) -> bool:
+    # The state of a seed generator is a replica's own.
+    return "seed_generator" in variable.path
+
+
+def _agree_on_rate(model: Any, peers: Peers, epoch: int) -> None:
+    optimizer = model.optimizer
+    rate = getattr(optimizer, "_learning_rate", None)
+    if peers.group is None or not isinstance(rate, keras.Variable):
+        return
+    mine = float(rate.value.numpy())
+    chief = peers.chiefs(f"the learning rate after epoch {epoch + 1}", mine)
+    if chief != mine:
+        optimizer.learning_rate = chief
+
+
+_FIXES = {
+    "validation_data": "pass validation_data on every worker or on none: validation is done by "
+    "all workers together",
+    "steps_per_epoch": "pass the same steps_per_epoch on every worker",
+}
+
+
+def _facts(model: Any, feed: Feed) -> dict[str, Any]:
+    return {
+        **_data_facts(feed),
+        "steps_per_execution": model.steps_per_execution,
+        "run_eagerly": bool(model.run_eagerly),
+        "the model": [[v.path, list(v.shape), str(v.dtype)] for v in model.variables],
+    }
+
+
+def _data_facts(feed: Feed) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "steps_per_epoch": feed.steps,
+        "the structure of the data": _describe(feed.spec),
+        "whether the data ends": feed.cardinality != -1,
+    }
+    if feed.policy == "example":
+        facts["the number of batches in the data"] = feed.cardinality
+    return facts
+
+
+def _describe(spec: Any) -> list[str]:
+    def one(leaf: Any) -> str:
+        shape = getattr(leaf, "shape", None)
+        inner = list(shape[1:]) if shape is not None and shape.rank else "?"
+        return f"{getattr(leaf, 'dtype', None)}{inner}"
+
+    return [one(leaf) for leaf in tree.flatten(spec)]
+
+
+def _verbosity(verbose: Any, peers: Peers) -> Any:
+    if not peers.is_chief:
+        return 0
+    if verbose == "auto" and peers.group is not None and not sys.stdout.isatty():
+        return 2  # A line an epoch: a redrawn bar in a log file is a line a step.
+    return verbose
+
+
+def _no_data(epoch: int, start: int) -> None:
+    if epoch == start:
+        raise ValueError("Expected data to train on. Received: no batch at all.")
+    warnings.warn(
+        "Your input ran out of data; interrupting training. Use `.repeat()`, or a dataset that "
+        "can be read once an epoch.",
+        stacklevel=4,
+    )

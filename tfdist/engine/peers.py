@@ -1,0 +1,197 @@
+"""What the workers of a synchronous job make sure of before and while they train together.
+
+Every worker runs its own Python. If one of them was given other data, other weights or another
+decision to stop, stock training either trains different models side by side or dies in a
+collective with a message about tensor shapes. `Peers` compares what matters at the points where
+that is cheap, and either makes it equal from the chief or refuses it in one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import logging
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.cluster import current
+from tfdist.cluster.group import Group
+from tfdist.errors import DisagreementError
+from tfdist.errors import UnsupportedError
+
+log = logging.getLogger("absl")
+
+_calls = itertools.count(1)
+
+
+class Peers:
+    """The other workers, in one call of fit, evaluate or predict.
+
+    Alone (one process) every method is a cheap identity.
+
+    Args:
+        strategy: The strategy of the model.
+        call: What is being done, for messages: "fit", "evaluate" and so on.
+    """
+
+    def __init__(self, strategy: Any, call: str):
+        self.strategy = strategy
+        self.group = _group_for(strategy)
+        self.name = f"{call} (call {next(_calls)} into the engine)" if self.group else call
+
+    @property
+    def is_chief(self) -> bool:
+        return self.group is None or self.group.cluster.is_chief
+
+    def together(self) -> Any:
+        """Context of work that cannot outlive another worker (see `Group.together`)."""
+        return self.group.together(self.name) if self.group else contextlib.nullcontext()
+
+    def same(self, facts: Mapping[str, Any], fixes: Mapping[str, str] | None = None) -> None:
+        """Refuses to go on if any of `facts` is not the same on every worker.
+
+        Args:
+            facts: Name to a value that JSON can hold.
+            fixes: Name to what to do if that one differs.
+
+        Raises:
+            DisagreementError: The same message on every worker, with both values.
+        """
+        if self.group is None:
+            return
+        everyone = self._gather("its arguments", dict(facts))
+        for key in facts:
+            values = [each.get(key) for each in everyone]
+            if any(value != values[0] for value in values):
+                raise DisagreementError(
+                    f"{key} to be the same on every worker before {self.name}",
+                    self._listing(values),
+                    (fixes or {}).get(key, f"pass the same {key} on every worker"),
+                )
+
+    def chiefs(self, what: str, value: Any) -> Any:
+        """Returns the chief's value; says so where it replaces another."""
+        if self.group is None:
+            return value
+        values = self._gather(what, value)
+        chief = values[self.group.tasks.index(self.group.cluster.chief)]
+        if any(each != chief for each in values):
+            log.warning(
+                "%s differs between workers (%s); all go on with the chief's",
+                what,
+                self._listing(values),
+            )
+        return chief
+
+    def any(self, what: str, flag: bool) -> bool:
+        """Returns whether `flag` is set on any worker."""
+        return flag if self.group is None else any(self._gather(what, bool(flag)))
+
+    def mean(self, what: str, logs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the mean over workers of scalar logs; other logs are the chief's."""
+        if self.group is None:
+            return dict(logs)
+        scalars = {k: float(v) for k, v in logs.items() if _is_scalar(v)}
+        everyone = self._gather(what, scalars)
+        merged = dict(logs)
+        for key in scalars:
+            merged[key] = float(np.mean([each[key] for each in everyone if key in each]))
+        return merged
+
+    def equalize(self, variables: Iterable[Any]) -> None:
+        """Makes the variables the same on every worker, from the chief's values.
+
+        Args:
+            variables: Keras variables, in the same order on every worker.
+        """
+        if self.group is None:
+            return
+        variables = list(variables)
+        digests = [_digest(variable) for variable in variables]
+        everyone = self._gather("the weights it starts from", digests)
+        if any(len(each) != len(digests) for each in everyone):
+            raise DisagreementError(
+                f"the same model on every worker before {self.name}",
+                self._listing([f"{len(each)} variables" for each in everyone]),
+                "build the same model on every worker",
+            )
+        chief = everyone[self.group.tasks.index(self.group.cluster.chief)]
+        differing = [
+            index
+            for index in range(len(digests))
+            if any(each[index] != chief[index] for each in everyone)
+        ]
+        if not differing:
+            return
+        paths = ", ".join(variables[i].path for i in differing[:3])
+        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+        log.warning(
+            "workers start from different values of %s%s; all go on with the chief's", paths, more
+        )
+        for index in differing:
+            _take_chiefs(self.strategy, variables[index])
+
+    def _gather(self, what: str, value: Any) -> list[Any]:
+        assert self.group is not None
+        return self.group.all_gather(f"{self.name}: {what}", value)
+
+    def _listing(self, values: list[Any]) -> str:
+        assert self.group is not None
+        return ", ".join(
+            f"{value!r} on {task}" for task, value in zip(self.group.tasks, values, strict=True)
+        )
+
+
+def _group_for(strategy: Any) -> Group | None:
+    if not strategy.extended._in_multi_worker_mode():
+        return None
+    group = current.group()
+    if group is None:
+        raise UnsupportedError(
+            "tfdist to be active before the MultiWorkerMirroredStrategy is built",
+            "a strategy that was built without its start barrier",
+            "build it with tfdist.strategy(), call tfdist.activate() above the line that builds "
+            "it, or start the script with `tfdist run`",
+        )
+    return group
+
+
+def _is_scalar(value: Any) -> bool:
+    return np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number)
+
+
+def _digest(variable: Any) -> str:
+    value = np.ascontiguousarray(variable.value.numpy())
+    head = f"{variable.name} {value.dtype} {value.shape}".encode()
+    if value.dtype == object:
+        return hashlib.blake2b(head + repr(value.tolist()).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(head + value.tobytes(), digest_size=16).hexdigest()
+
+
+def _take_chiefs(strategy: Any, variable: Any) -> None:
+    """Assigns the chief's value everywhere: a sum in which all others put in zero."""
+    value = variable.value.numpy()
+    wide = value.astype(_wide(value.dtype))
+
+    def mine(context: Any) -> Any:
+        first = context.replica_id_in_sync_group == 0
+        return tf.constant(wide if first else np.zeros_like(wide))
+
+    parts = strategy.experimental_distribute_values_from_function(mine)
+    total = strategy.reduce(tf.distribute.ReduceOp.SUM, parts, axis=None)
+    with strategy.scope():
+        variable.assign(tf.cast(total, value.dtype).numpy())
+
+
+def _wide(dtype: Any) -> Any:
+    """The collectives know few types; each fits into one of these without loss."""
+    if dtype == np.float64:
+        return np.float64
+    if np.issubdtype(dtype, np.integer) or dtype == np.bool_:
+        return np.int64
+    return np.float32

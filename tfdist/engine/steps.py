@@ -1,0 +1,86 @@
+"""The functions that Keras calls once an execution: a step on every replica, and one result.
+
+Stock Keras reads the data inside the compiled step. At the end of data of unknown length the step
+then fails half done: its counters have run (`optimizer.iterations` is one ahead for every epoch).
+Here a step gets its batch as an argument, so what runs is exactly what there is data for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from keras import tree
+
+from tfdist.errors import UnsupportedError
+
+
+def make_function(model: Any, step: Callable[[Any], Any]) -> Callable[[Iterator[Any]], Any]:
+    """Returns what Keras calls `train_function` or `test_function`.
+
+    Args:
+        model: The model; its strategy runs the step.
+        step: `model.train_step` or `model.test_step`.
+
+    Returns:
+        A function of an iterator over batches. It runs `steps_per_execution` steps, or as many as
+        there are batches, and returns the logs of the last: replicas' values averaged over this
+        process. It raises `StopIteration` where there is no batch at all.
+    """
+    strategy = model.distribute_strategy
+
+    def on_replicas(data: Any) -> Any:
+        outputs = strategy.run(step, args=(data,))
+        return tree.map_structure(lambda value: local_mean(strategy, value), outputs)
+
+    refuse_xla(model)
+    if not model.run_eagerly:
+        on_replicas = tf.function(
+            tf.autograph.experimental.do_not_convert(on_replicas), reduce_retracing=True
+        )
+    on_replicas = model._autoconvert_optionals(on_replicas)
+
+    def function(iterator: Iterator[Any]) -> Any:
+        outputs = None
+        for batch in itertools.islice(iterator, model.steps_per_execution):
+            outputs = on_replicas(batch)
+        if outputs is None:
+            raise StopIteration
+        return outputs
+
+    return function
+
+
+def refuse_xla(model: Any) -> None:
+    """Refuses `jit_compile=True`, which Keras passes on to a step that XLA cannot hold.
+
+    Raises:
+        UnsupportedError: The model was compiled with `jit_compile=True`.
+    """
+    if model.jit_compile:
+        raise UnsupportedError(
+            "a model compiled without XLA: its collectives do not run under "
+            f"{type(model.distribute_strategy).__name__}",
+            "jit_compile=True",
+            "call compile(jit_compile=False) or leave jit_compile out",
+        )
+
+
+def local_mean(strategy: Any, value: Any) -> Any:
+    """Returns the mean over this process's replicas, of values that have a mean."""
+    values = strategy.experimental_local_results(value)
+    first = values[0]
+    if len(values) == 1 or not tf.is_tensor(first) or not first.dtype.is_floating:
+        return first
+    return tf.reduce_mean(tf.stack(values), axis=0)
+
+
+
+def is_several_workers(strategy: Any) -> bool:
+    """Whether `strategy` spans processes."""
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and bool(
+        strategy.extended._in_multi_worker_mode()
+    )

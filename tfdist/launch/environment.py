@@ -1,0 +1,78 @@
+"""The environment that the launcher gives to a task.
+
+| variable | value |
+|---|---|
+| `TF_CONFIG` | the cluster and this task, also when it is alone |
+| `TFDIST_JOB_ID` | random, the same for all tasks, new after every restart |
+| `TFDIST_INCARNATION` | 0, then 1 after the first restart |
+| `TFDIST_LAUNCHED` | 1 |
+| `TFDIST_RENDEZVOUS_TIMEOUT` | seconds to wait for the other tasks at start-up |
+| `PYTHONUNBUFFERED` | 1, so that lines arrive when they are printed |
+| `TF_CPP_MIN_LOG_LEVEL` | 1 unless set |
+
+Everything else is inherited, except what would describe another cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from tfdist.cluster.topology import EVALUATOR
+from tfdist.cluster.topology import Cluster
+from tfdist.cluster.topology import Task
+
+# A laptop inside a Slurm allocation or a TPU machine still gets the local cluster it asked for.
+_FOREIGN = ("CLUSTER_SPEC", "TF_CONFIG", "TFDIST_CLUSTER", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")
+_FOREIGN_PREFIXES = ("SLURM_", "TPU_")
+
+
+@dataclasses.dataclass(frozen=True)
+class Incarnation:
+    """One start of the whole job.
+
+    Attributes:
+        number: 0, then 1 after the first restart.
+        job_id: Random hexadecimal text that no other start of any job has.
+        addresses: Task to its address; an evaluator has none.
+    """
+
+    number: int
+    job_id: str
+    addresses: Mapping[Task, str]
+
+    def cluster(self, task: Task) -> Cluster:
+        """Returns the cluster as `task` is to see it."""
+        by_role: dict[str, tuple[str, ...]] = {}
+        for other, address in self.addresses.items():
+            if other.type != EVALUATOR:
+                by_role[other.type] = (*by_role.get(other.type, ()), address)
+        return Cluster(environment="local", task=task, addresses=by_role)
+
+
+def child_environment(
+    environ: Mapping[str, str], incarnation: Incarnation, task: Task, rendezvous_timeout: float
+) -> dict[str, str]:
+    """Returns the environment of the process that runs `task`.
+
+    Args:
+        environ: The launcher's own environment.
+        incarnation: The start of the job that the process belongs to.
+        task: The task it runs.
+        rendezvous_timeout: Seconds.
+    """
+    child = {
+        name: value
+        for name, value in environ.items()
+        if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
+    }
+    child.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    child.update(
+        TF_CONFIG=incarnation.cluster(task).to_tf_config(),
+        TFDIST_JOB_ID=incarnation.job_id,
+        TFDIST_INCARNATION=str(incarnation.number),
+        TFDIST_LAUNCHED="1",
+        TFDIST_RENDEZVOUS_TIMEOUT=f"{rendezvous_timeout:g}",
+        PYTHONUNBUFFERED="1",
+    )
+    return child

@@ -1,0 +1,265 @@
+"""Runs a whole cluster on this machine: one process per task, with ports, output and restarts.
+
+    launch(LaunchSpec(command=Command("train.py"), workers=2))
+
+What it takes care of, and where:
+
+| | |
+|---|---|
+| free ports, held while the job lives | `ports` |
+| the environment of each task | `environment` |
+| lines under the task's name, logs | `output` |
+| who failed first, who is stopped when | `supervisor` |
+| nothing of the job outlives it, even if this process is killed | `guard`, `bootstrap` |
+
+A job of several tasks gets prefixed lines and an empty standard input. A job of one task is shown
+as it is, without a prefix, and reads the launcher's standard input, like `python script.py`.
+Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from tfdist.cluster.topology import EVALUATOR
+from tfdist.cluster.topology import Task
+from tfdist.errors import EXIT_USAGE
+from tfdist.errors import ConfigError
+from tfdist.errors import TfdistError
+from tfdist.launch import guard
+from tfdist.launch import ports
+from tfdist.launch.environment import Incarnation
+from tfdist.launch.environment import child_environment
+from tfdist.launch.output import Pump
+from tfdist.launch.output import TaskOutput
+from tfdist.launch.processes import TaskProcess
+from tfdist.launch.signals import Inbox
+from tfdist.launch.signals import inbox
+from tfdist.launch.spec import LaunchSpec
+from tfdist.launch.supervisor import Outcome
+from tfdist.launch.supervisor import Supervisor
+
+_BACKOFF_SECONDS = 1.0
+#: For pipes that somebody outside the job holds open.
+_DRAIN_SECONDS = 2.0
+
+
+def launch(spec: LaunchSpec, environ: Mapping[str, str] | None = None) -> int:
+    """Runs the job to its end, restarts included.
+
+    Args:
+        spec: What to run.
+        environ: Environment that the tasks inherit from; this process's by default.
+
+    Returns:
+        The exit code: 0, that of the task that failed first, or 128 + n for signal n.
+
+    Raises:
+        ConfigError: The command does not exist or the log directory cannot be written. Nothing
+            has been started.
+        TfdistError: The machine has no room for the processes.
+    """
+    spec.command.check()
+    _open_standard_streams()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with contextlib.ExitStack() as stack:
+        logs = stack.enter_context(_logs(spec))
+        try:
+            held = stack.enter_context(ports.reserve(len(spec.tasks)))
+            received = stack.enter_context(inbox())
+            registry = stack.enter_context(_guard())
+        except OSError as error:
+            raise TfdistError("room for one more job on this machine", str(error)) from error
+        addresses = dict(zip(spec.tasks, held.addresses, strict=True))
+        pump = Pump(on_broken_console=lambda: received.put(signal.SIGPIPE))
+        stack.callback(pump.close)
+        job = _Job(spec, os.environ if environ is None else environ, addresses, logs)
+        return job.run(pump, received, registry)
+
+
+class _Job:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        environ: Mapping[str, str],
+        addresses: Mapping[Task, str],
+        logs: Mapping[Task, BinaryIO],
+    ):
+        self._spec = spec
+        self._environ = environ
+        self._addresses = addresses
+        self._logs = logs
+
+    def run(self, pump: Pump, received: Inbox, registry: BinaryIO) -> int:
+        number = 0
+        while True:
+            outcome = self._run_once(number, pump, received, registry)
+            if not self._is_worth_a_restart(outcome, number):
+                break
+            number += 1
+            assert outcome.failed is not None
+            _say(
+                pump,
+                f"restart {number} of {self._spec.max_restarts} after {outcome.failed.task} "
+                f"failed with {outcome.failed.exit}",
+            )
+            resume_at = time.monotonic() + _BACKOFF_SECONDS
+            while (left := resume_at - time.monotonic()) > 0:
+                received.wait(left)
+                if (stop := received.take()) is not None:
+                    return 128 + stop
+        self._summarise(outcome, pump)
+        while not pump.wait(0.1) and outcome.signal is None and received.take() is None:
+            pass  # a console that is slow to read gets all of it, unless the user loses patience
+        return outcome.code
+
+    def _is_worth_a_restart(self, outcome: Outcome, number: int) -> bool:
+        failed = outcome.failed is not None and outcome.code != EXIT_USAGE
+        return failed and outcome.signal is None and number < self._spec.max_restarts
+
+    def _run_once(self, number: int, pump: Pump, received: Inbox, registry: BinaryIO) -> Outcome:
+        """Starts all tasks and returns when nothing of them is left."""
+        incarnation = Incarnation(number, secrets.token_hex(8), self._addresses)
+        _register(registry, f"job {incarnation.job_id}")
+        processes: list[TaskProcess] = []
+        outcome: Outcome | None = None
+        try:
+            for task in self._spec.tasks:
+                processes.append(self._start(task, len(processes), incarnation, pump))
+                _register(registry, f"session {processes[-1].pid}")
+            supervisor = Supervisor(
+                processes, received, self._spec.grace, lambda text: _say(pump, text)
+            )
+            outcome = supervisor.run()
+        finally:
+            # Also what the tasks have started and left behind.
+            guard.sweep([incarnation.job_id], [process.pid for process in processes])
+            for process in processes:
+                process.reap()
+            _drain(pump, received, hurry=outcome is None or outcome.signal is not None)
+        return outcome
+
+    def _start(
+        self, task: Task, position: int, incarnation: Incarnation, pump: Pump
+    ) -> TaskProcess:
+        alone = len(self._spec.tasks) == 1
+        log = self._logs.get(task)
+        if log is not None and log.tell() > 0:
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
+            log.write(f"----- {task}, start {incarnation.number}, {now} -----\n".encode())
+        output = TaskOutput(task, position, labelled=not alone, log=log)
+        environ = child_environment(self._environ, incarnation, task, self._spec.rendezvous_timeout)
+        try:
+            process = TaskProcess(task, self._spec.command, environ, output, stdin=alone)
+        except OSError as error:
+            raise TfdistError(f"room for the process of {task}", str(error)) from error
+        pump.add(output, *process.detach_pipes())
+        where = "" if task.type == EVALUATOR else f" at {incarnation.addresses[task]}"
+        _say(pump, f"{task} is process {process.pid}{where}")
+        return process
+
+    def _summarise(self, outcome: Outcome, pump: Pump) -> None:
+        failed = outcome.failed
+        if failed is None:
+            return
+        log = f" (all of them: {_log_path(self._spec, failed.task)})" if self._logs else ""
+        if not failed.output.labelled:
+            return  # its last lines are the last on the screen
+        tail = failed.output.tail
+        if not tail:
+            _say(pump, f"{failed.task} failed first with {failed.exit}; it printed nothing")
+            return
+        _say(pump, f"{failed.task} failed first with {failed.exit}; its last lines{log}:")
+        for line in tail:
+            pump.say(f"  | {line}")
+
+
+def _say(pump: Pump, text: str) -> None:
+    pump.say(f"tfdist run: {text}")
+
+
+def _drain(pump: Pump, received: Inbox, hurry: bool) -> None:
+    """Waits until the output of ended tasks is shown.
+
+    A console that does not read is waited for, unless a signal has said to stop (`hurry`).
+    """
+    seen, since, abandoned = pump.received, time.monotonic(), False
+    while not pump.wait(0.05):
+        if pump.received != seen or (pump.writing and not hurry):
+            seen, since = pump.received, time.monotonic()
+        if time.monotonic() - since > _DRAIN_SECONDS:
+            if abandoned:
+                return
+            pump.abandon()
+            since, abandoned = time.monotonic(), True
+        if pump.writing and received.take() is not None:
+            return
+
+
+def _register(registry: BinaryIO, line: str) -> None:
+    # Without its guard the job still runs, and still ends cleanly unless this process is killed.
+    with contextlib.suppress(BrokenPipeError):
+        registry.write(f"{line}\n".encode())
+
+
+@contextlib.contextmanager
+def _guard() -> Iterator[BinaryIO]:
+    """Runs the guard; yields the pipe on which it is told what belongs to the job."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(guard.__file__).resolve())],
+        bufsize=0,
+        # An outer launcher that cleans up must not take the guard of an inner one for a leftover.
+        env={name: value for name, value in os.environ.items() if name != "TFDIST_JOB_ID"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    try:
+        yield process.stdin  # type: ignore[misc]
+    finally:
+        process.kill()  # before the pipe ends: all is cleaned up, and process ids may be reused
+        process.stdin.close()
+        process.wait()
+
+
+@contextlib.contextmanager
+def _logs(spec: LaunchSpec) -> Iterator[dict[Task, BinaryIO]]:
+    """Opens the log of every task for appending."""
+    with contextlib.ExitStack() as stack:
+        logs: dict[Task, BinaryIO] = {}
+        if spec.log_dir is not None:
+            try:
+                os.makedirs(spec.log_dir, exist_ok=True)
+                for task in spec.tasks:
+                    logs[task] = stack.enter_context(open(_log_path(spec, task), "ab"))
+            except OSError as error:
+                raise ConfigError(
+                    "--log-dir to be a directory that can be written",
+                    f"{spec.log_dir!r} ({error.strerror})",
+                    "name another directory, or correct its permissions",
+                ) from error
+        yield logs
+
+
+def _log_path(spec: LaunchSpec, task: Task) -> str:
+    return os.path.join(spec.log_dir or "", f"{task.type}-{task.index}.log")
+
+
+def _open_standard_streams() -> None:
+    # A daemon may start us with 0, 1 or 2 closed: the next pipe would get that number.
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)

@@ -1,0 +1,112 @@
+"""Synchronous replicas in several processes.
+
+TensorFlow builds a MultiWorkerMirroredStrategy from `TF_CONFIG` alone, understands few of the
+shapes it has in the field, and waits for ever for a task that does not come. `guard` puts tfdist's
+detection and start barrier in front of the constructor, so that a script that calls
+`tf.distribute.MultiWorkerMirroredStrategy()` itself has them too.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from tfdist.cluster import current
+from tfdist.cluster.detect import detect
+from tfdist.cluster.topology import Cluster
+from tfdist.errors import StrategyError
+from tfdist.strategies.communication import CommunicationOptions
+from tfdist.strategies.registry import Options
+
+_MARK = "_tfdist_original"
+
+
+def build(cluster: Cluster, options: Options) -> Any:
+    """Joins the other workers and returns a MultiWorkerMirroredStrategy.
+
+    Raises:
+        RendezvousError: Not all workers came in time.
+        StrategyError: TensorFlow had already started.
+    """
+    import tensorflow as tf
+
+    guard()
+    current.join_once(cluster, options.rendezvous_timeout)
+    communication = options.communication or CommunicationOptions.from_environ()
+    return tf.distribute.MultiWorkerMirroredStrategy(
+        cluster_resolver=resolver(cluster), communication_options=communication.to_tensorflow()
+    )
+
+
+def resolver(cluster: Cluster) -> Any:
+    """Returns the `tf.distribute` cluster resolver that describes `cluster`."""
+    import tensorflow as tf
+
+    class Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):  # type: ignore[misc]
+        # The one of TensorFlow lists logical devices, which starts the runtime too early.
+        def num_accelerators(self, *args: Any, **kwargs: Any) -> dict[str, int]:
+            gpus = len(tf.config.list_physical_devices("GPU"))
+            return {"GPU": gpus} if gpus else {}
+
+    if cluster.num_workers < 2:
+        return Resolver(tf.train.ClusterSpec({}))
+    return Resolver(
+        tf.train.ClusterSpec({role: list(cluster.addresses[role]) for role in cluster.roles}),
+        task_type=cluster.task.type,
+        task_id=cluster.task.index,
+        rpc_layer="grpc",
+    )
+
+
+def guard() -> None:
+    """Puts detection and the start barrier before every MultiWorkerMirroredStrategy, once."""
+    import tensorflow as tf
+
+    cls = tf.distribute.MultiWorkerMirroredStrategy
+    original = cls.__init__
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def __init__(
+        self: Any, cluster_resolver: Any = None, communication_options: Any = None
+    ) -> None:
+        if cluster_resolver is None:
+            cluster = detect(os.environ)
+            _refuse_servers(cluster)
+            current.join_once(cluster)
+            cluster_resolver = resolver(cluster)
+            if communication_options is None:
+                communication_options = CommunicationOptions.from_environ().to_tensorflow()
+        try:
+            original(self, cluster_resolver, communication_options)
+        except RuntimeError as error:
+            if "program startup" not in str(error):
+                raise
+            raise StrategyError(
+                "the strategy to be built before TensorFlow starts",
+                "an operation, a variable or a list of logical devices came first",
+                "build the strategy at the top of the script, right after the imports",
+            ) from error
+
+    setattr(__init__, _MARK, original)
+    cls.__init__ = __init__
+
+
+def unguard() -> None:
+    """Takes `guard` out again."""
+    import tensorflow as tf
+
+    cls = tf.distribute.MultiWorkerMirroredStrategy
+    cls.__init__ = getattr(cls.__init__, _MARK, cls.__init__)
+
+
+def _refuse_servers(cluster: Cluster) -> None:
+    if cluster.has_parameter_servers:
+        raise StrategyError(
+            "a cluster of chief and workers only for MultiWorkerMirroredStrategy",
+            f"a cluster with parameter servers {list(cluster.addresses['ps'])}",
+            "start the job without parameter servers, or use tfdist.strategy(), which picks "
+            "ParameterServerStrategy for this cluster",
+        )

@@ -1,0 +1,1 @@
+"""Training programs: one entry point (`trainer.task`), typed configs, one file per experiment."""

@@ -1,0 +1,264 @@
+"""Trains one experiment. The same command runs in every process of every cluster.
+
+    python -m trainer.task --config configs/digits-single.yaml --set training.epochs=3
+
+It finds its place in the cluster by itself, trains, and writes model.keras and metrics.json to
+the model directory, checkpoints to the checkpoint directory, history.csv and TensorBoard events
+to the log directory. Each directory is the first that is given of: its flag; AIP_MODEL_DIR,
+AIP_CHECKPOINT_DIR or AIP_TENSORBOARD_LOG_DIR; the config; runs/<experiment>/...
+
+Exit codes: 0 done; 2 a mistake in flags, config or cluster; 1 the training failed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import NoReturn
+
+from absl import app
+from absl import flags
+from absl import logging
+
+import tfdist
+from tfdist.errors import EXIT_OK
+from tfdist.errors import EXIT_USAGE
+from tfdist.errors import ConfigError
+from tfdist.errors import TfdistError
+from tfdist.errors import UnsupportedError
+from trainer import experiments
+from trainer.config import Config
+from trainer.config import load
+
+_CONFIG = flags.DEFINE_string("config", None, "YAML file that says what to train.")
+_SET = flags.DEFINE_multi_string("set", [], "key.path=value to change in the config; repeatable.")
+_MODEL_DIR = flags.DEFINE_string("model-dir", None, "Receives model.keras and metrics.json.")
+_CHECKPOINT_DIR = flags.DEFINE_string("checkpoint-dir", None, "Receives checkpoints.")
+_LOG_DIR = flags.DEFINE_string("log-dir", None, "Receives history.csv and TensorBoard events.")
+
+_DASHED = ("model-dir", "checkpoint-dir", "log-dir")
+
+
+@dataclasses.dataclass(frozen=True)
+class Directories:
+    """Where the results go, local or remote (`gs://`)."""
+
+    model: str
+    checkpoint: str
+    log: str
+
+
+def directories(
+    config: Config, given: Mapping[str, str | None], environ: Mapping[str, str]
+) -> Directories:
+    """Chooses each directory: the flag, then the variable, then the config, then its default.
+
+    Args:
+        config: The config.
+        given: Values of the flags by name.
+        environ: The environment; an empty variable counts as not set.
+    """
+    output = config.output
+    parent = output.directory or os.path.join("runs", config.experiment.name)
+    return Directories(
+        model=given.get("model-dir")
+        or environ.get("AIP_MODEL_DIR")
+        or output.model_dir
+        or os.path.join(parent, "model"),
+        checkpoint=given.get("checkpoint-dir")
+        or environ.get("AIP_CHECKPOINT_DIR")
+        or output.checkpoint_dir
+        or os.path.join(parent, "checkpoints"),
+        log=given.get("log-dir")
+        or environ.get("AIP_TENSORBOARD_LOG_DIR")
+        or output.log_dir
+        or os.path.join(parent, "logs"),
+    )
+
+
+def train(config: Config, places: Directories, is_chief: bool) -> dict[str, float]:
+    """Trains, evaluates and writes the results.
+
+    Args:
+        config: What to train.
+        places: Where results go.
+        is_chief: Whether this process writes what Keras does not write itself. Every process
+            calls `model.save` and the writing callbacks: they read variables together, and the
+            engine lets only the chief write.
+
+    Returns:
+        Metric name to its value on the test data.
+    """
+    # Here and not at the top: a mistake in a config must not wait for seconds of imports.
+    import keras
+    import tensorflow as tf
+
+    strategy = tfdist.strategy(config.strategy.name, replicas=config.strategy.replicas)
+    experiment = experiments.get(config.experiment.name)
+    options = config.experiment.options
+    training = config.training
+    keras.utils.set_random_seed(training.seed)
+    data = experiment.datasets(
+        options,
+        global_batch_size=config.data.global_batch_size,
+        shuffle_buffer=config.data.shuffle_buffer,
+        seed=training.seed,
+    )
+    with strategy.scope():
+        model = experiment.build_model(options, data.spec)
+        model.compile(
+            **experiment.compile_arguments(training.learning_rate),
+            steps_per_execution=training.steps_per_execution,
+        )
+    for directory in dataclasses.astuple(places):
+        tf.io.gfile.makedirs(directory)
+    logging.info(
+        "Training %s with %s: %d replicas, %d weights.",
+        config.experiment.name,
+        type(strategy).__name__,
+        strategy.num_replicas_in_sync,
+        model.count_params(),
+    )
+    model.fit(
+        # With a number of steps, an epoch ends where they end and the next one reads on.
+        data.train.repeat() if training.steps_per_epoch else data.train,
+        epochs=training.epochs,
+        steps_per_epoch=training.steps_per_epoch,
+        validation_data=data.validation,
+        callbacks=_callbacks(config, places),
+        verbose=training.verbose,
+        shuffle=False,  # The data is shuffled already; True would only warn.
+    )
+    result = model.evaluate(data.test, verbose=0, return_dict=True)
+    model.save(os.path.join(places.model, "model.keras"))
+    if is_chief:
+        report = {
+            "experiment": config.experiment.name,
+            "epochs": training.epochs,
+            "replicas": strategy.num_replicas_in_sync,
+            "test": result,
+        }
+        _write(os.path.join(places.model, "metrics.json"), json.dumps(report, indent=2) + "\n")
+        for name, value in result.items():
+            print(f"test {name} {value:.4f}", flush=True)
+    return result
+
+
+def _callbacks(config: Config, places: Directories) -> list[Any]:
+    import keras
+
+    callbacks = [keras.callbacks.CSVLogger(os.path.join(places.log, "history.csv"))]
+    if config.output.tensorboard:
+        callbacks.append(keras.callbacks.TensorBoard(places.log, write_graph=False))
+    keep = config.output.checkpoint
+    if keep != "none":
+        name = "epoch-{epoch:04d}" if keep == "all" else keep
+        callbacks.append(
+            keras.callbacks.ModelCheckpoint(
+                os.path.join(places.checkpoint, f"{name}.keras"),
+                monitor="val_loss",
+                save_best_only=keep == "best",
+            )
+        )
+    return callbacks
+
+
+def _write(path: str, text: str) -> None:
+    """Writes a file that is complete or absent, also where it is remote."""
+    import tensorflow as tf
+
+    aside = f"{path}.tmp-{os.getpid()}"
+    with tf.io.gfile.GFile(aside, "w") as file:
+        file.write(text)
+    tf.io.gfile.rename(aside, path, overwrite=True)
+
+
+class _RoleFormatter(logging.PythonFormatter):
+    """absl's log lines, each with the role of the process in front."""
+
+    def __init__(self, role: str):
+        super().__init__()
+        self._role = role
+
+    def format(self, record: Any) -> str:
+        return "\n".join(f"[{self._role}] {line}" for line in super().format(record).split("\n"))
+
+
+def _name_role(cluster: Any) -> None:
+    """Puts for example "[worker 1/4]" in front of each log line of this process."""
+    task = cluster.task
+    of_its_type = max(1, len(cluster.addresses.get(task.type, ())))
+    role = f"{task.type} {task.index}/{of_its_type}"
+    logging.get_absl_handler().setFormatter(_RoleFormatter(role))
+
+
+def _run() -> None:
+    if not _CONFIG.value:
+        raise ConfigError(
+            "--config with a YAML file", "no --config", "pass --config configs/digits-single.yaml"
+        )
+    config = load(_CONFIG.value, _SET.value)
+    cluster = tfdist.detect()
+    _name_role(cluster)
+    if cluster.is_evaluator:
+        raise UnsupportedError(
+            "a task that trains",
+            "an evaluator task, which trainer.task does not support yet",
+            "leave the evaluator out of the cluster",
+        )
+    if config.output.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise UnsupportedError(
+            "the package tensorboard, which TensorFlow no longer brings along",
+            "output.tensorboard: true without it",
+            "pip install tensorboard, or --set output.tensorboard=false",
+        )
+    # TensorFlow's notes about the processor are no news to who trains; its warnings stay.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    given = {"model-dir": _MODEL_DIR, "checkpoint-dir": _CHECKPOINT_DIR, "log-dir": _LOG_DIR}
+    places = directories(config, {name: flag.value for name, flag in given.items()}, os.environ)
+    train(config, places, cluster.is_chief)
+
+
+def _main(argv: Sequence[str]) -> int:
+    del argv
+    try:
+        _run()
+    except TfdistError as error:
+        print(f"trainer.task: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return EXIT_OK
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    """Parses flags like absl, with help that succeeds and mistakes that exit with 2."""
+    if {"--help", "-help", "-h", "--helpshort"} & set(argv[1:]):
+        app.usage(shorthelp=True, writeto_stdout=True, exitcode=EXIT_OK)
+    try:
+        rest = flags.FLAGS([argv[0], *(_dashed(argument) for argument in argv[1:])])
+    except flags.Error as error:
+        _refuse(str(error))
+    if rest[1:]:
+        _refuse(f"unexpected argument {rest[1]!r}: every argument belongs to a flag")
+    return rest
+
+
+def _dashed(argument: str) -> str:
+    """Reads --log_dir as --log-dir: absl has a flag of that name, which would do nothing here."""
+    name, equals, value = argument.partition("=")
+    dashed = f"--{name.lstrip('-')}".replace("_", "-")
+    return f"{dashed}{equals}{value}" if dashed[2:] in _DASHED else argument
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"trainer.task: {message}. See --help.", file=sys.stderr, flush=True)
+    sys.exit(EXIT_USAGE)
+
+
+if __name__ == "__main__":
+    app.run(_main, flags_parser=_parse)
