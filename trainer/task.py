@@ -27,6 +27,7 @@ from absl import flags
 from absl import logging
 
 import tfdist
+from tfdist import logs
 from tfdist.errors import EXIT_OK
 from tfdist.errors import EXIT_USAGE
 from tfdist.errors import ConfigError
@@ -179,25 +180,6 @@ def _write(path: str, text: str) -> None:
     tf.io.gfile.rename(aside, path, overwrite=True)
 
 
-class _RoleFormatter(logging.PythonFormatter):
-    """absl's log lines, each with the role of the process in front."""
-
-    def __init__(self, role: str):
-        super().__init__()
-        self._role = role
-
-    def format(self, record: Any) -> str:
-        return "\n".join(f"[{self._role}] {line}" for line in super().format(record).split("\n"))
-
-
-def _name_role(cluster: Any) -> None:
-    """Puts for example "[worker 1/4]" in front of each log line of this process."""
-    task = cluster.task
-    of_its_type = max(1, len(cluster.addresses.get(task.type, ())))
-    role = f"{task.type} {task.index}/{of_its_type}"
-    logging.get_absl_handler().setFormatter(_RoleFormatter(role))
-
-
 def _run() -> None:
     if not _CONFIG.value:
         raise ConfigError(
@@ -205,7 +187,7 @@ def _run() -> None:
         )
     config = load(_CONFIG.value, _SET.value)
     cluster = tfdist.detect()
-    _name_role(cluster)
+    logs.install(cluster)  # Marks log lines with the role of this process.
     if cluster.is_evaluator:
         raise UnsupportedError(
             "a task that trains",

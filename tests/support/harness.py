@@ -10,6 +10,7 @@ test fails with the last lines of every task.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -29,7 +30,12 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-CLI = (sys.executable, "-c", "from tfdist.cli.main import main; main()")
+#: As the console script, the launcher does not have the current directory on its import path.
+CLI = (
+    sys.executable,
+    "-c",
+    "import sys; del sys.path[0]; from tfdist.cli.main import main; sys.exit(main())",
+)
 
 _STARTED = re.compile(r"^tfdist run: (\w+ \d+) is process (\d+)(?: at (\S+))?$")
 _SHOWN_LINES = 40
@@ -88,6 +94,7 @@ class Job:
         )
         self.pid = self._popen.pid
         self._lines: list[str] = []
+        self._ended = False
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -121,10 +128,13 @@ class Job:
     def wait_for_line(self, text: str, timeout: float = 60.0) -> str:
         """Waits for a line that contains `text` and returns it."""
         found: list[str] = []
+        seen = 0
 
         def look() -> bool:
-            found.extend(line for line in self._lines if text in line)
-            return bool(found) or not self._reader.is_alive()
+            nonlocal seen
+            found.extend(line for line in self._lines[seen:] if text in line)
+            seen = len(self._lines)
+            return bool(found) or self._ended
 
         with self._changed:
             self._changed.wait_for(look, timeout)
@@ -155,10 +165,8 @@ class Job:
         below = self.children()
         self._popen.kill()
         for process in below:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                pass
         self._popen.wait()
 
     def _read(self) -> None:
@@ -168,6 +176,7 @@ class Job:
                 self._lines.append(line.decode("utf-8", "replace"))
                 self._changed.notify_all()
         with self._changed:
+            self._ended = True
             self._changed.notify_all()
 
     def _fail(self, reason: str) -> Any:

@@ -14,26 +14,33 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import tree
+from keras.src import backend as keras_backend
 
 log = logging.getLogger("absl")
 
 
-def build(model: Any, spec: Any, sample: Any = None) -> None:
-    """Creates the variables of `model`, of its compiled metrics and of its optimizer.
+def build(model: Any, spec: Any, sample: Any = None, *, to_train: bool = True) -> None:
+    """Creates the variables of `model` and, to train it, of its metrics and optimizer.
 
     Args:
         model: A Keras model created under a strategy.
         spec: Structure of `tf.TypeSpec` of one batch: `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
         sample: Callable that returns one real batch, used only where the spec does not tell the
             rank of the data and reading does not lose anything; or None.
+        to_train: Whether compiled metrics and the optimizer are needed; not so to predict.
     """
-    if _is_built(model):
+    if _is_built(model, to_train):
         return
     if sample is not None and not _has_ranks(spec):
         spec = tree.map_structure(tf.type_spec_from_value, sample())
+    batch = tree.map_structure(_symbolic, spec)
     with model.distribute_strategy.scope():
         try:
-            model._symbolic_build(data_batch=tree.map_structure(_symbolic, spec))
+            if to_train:
+                model._symbolic_build(data_batch=batch)
+            else:
+                x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+                keras_backend.compute_output_spec(model, x, training=False)
         except RuntimeError as error:
             # A model that is trained through a train_step of its own may have no call() at all
             # (a GAN, say). Its parts build themselves when they are first called.
@@ -51,11 +58,11 @@ def spec_of(batch: Any) -> Any:
     )
 
 
-def _is_built(model: Any) -> bool:
-    parts = [model._compile_metrics, model._compile_loss, model.optimizer]
-    return all(layer.built for layer in model._flatten_layers()) and all(
-        part is None or part.built for part in parts
-    )
+def _is_built(model: Any, to_train: bool) -> bool:
+    parts = list(model._flatten_layers())
+    if to_train:
+        parts += [model._compile_metrics, model._compile_loss, model.optimizer]
+    return all(part is None or part.built for part in parts)
 
 
 def _has_ranks(spec: Any) -> bool:

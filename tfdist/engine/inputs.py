@@ -59,6 +59,8 @@ class Feed:
         limit = keras_config.max_steps_per_epoch()
         self.steps = min(filter(None, (limit, steps)), default=None)
         several = is_several_workers(strategy)
+        if data_adapters.is_tf_dataset(x) or not hasattr(x, "__len__"):
+            shuffle = False  # Not ours to shuffle, and Keras would warn of a default.
         if several and shuffle and isinstance(x, keras.utils.PyDataset):
             x, shuffle = _Permuted(x, seeds.next_seed()), False
         self._adapter = _adapter(
@@ -131,6 +133,10 @@ class Feed:
             self._length = count
         finally:
             self._adapter.on_epoch_end()
+
+    def restart(self) -> None:
+        """Makes the next epoch begin at the start of the data."""
+        self._iterator = None
 
     def _rewind(self, count: int) -> bool:
         """At the end of the data before the end of an epoch of fixed steps: whether to start over.

@@ -229,6 +229,7 @@ def _evaluate(model: Any, feed: Feed, peers: Peers, calls: Any, what: str) -> di
     calls.on_test_begin()
     logs: Any = {}
     model.reset_metrics()
+    feed.restart()
     batches = feed.epoch()
     for begin, execution in executions(batches, model.steps_per_execution):
         counted = _Counted(execution)
@@ -259,7 +260,7 @@ def predict(
     peers = Peers(model.distribute_strategy, "predict")
     with peers.together():
         feed = Feed(model.distribute_strategy, x, batch_size=batch_size, steps=steps)
-        _prepare(model, feed)
+        _prepare(model, feed, to_train=False)
         peers.same(_facts(model, feed), _FIXES)
         listed = callback_rules.as_list(callbacks)
         with callback_rules.of_one_worker(listed, peers.is_chief):
@@ -325,9 +326,9 @@ class _Counted:
         return value
 
 
-def _prepare(model: Any, feed: Feed) -> None:
+def _prepare(model: Any, feed: Feed, *, to_train: bool = True) -> None:
     scope.adopt(model, model.distribute_strategy)
-    build.build(model, feed.spec, feed.sample())
+    build.build(model, feed.spec, feed.sample(), to_train=to_train)
     # Building may have made the variables of metrics and optimizers that were bare until now.
     scope.adopt(model, model.distribute_strategy)
 

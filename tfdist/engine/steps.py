@@ -33,7 +33,8 @@ def make_function(model: Any, step: Callable[[Any], Any]) -> Callable[[Iterator[
     strategy = model.distribute_strategy
 
     def on_replicas(data: Any) -> Any:
-        outputs = strategy.run(step, args=(data,))
+        with tf.variable_creator_scope(_outside_the_graph):
+            outputs = strategy.run(step, args=(data,))
         return tree.map_structure(lambda value: local_mean(strategy, value), outputs)
 
     refuse_xla(model)
@@ -52,6 +53,16 @@ def make_function(model: Any, step: Callable[[Any], Any]) -> Callable[[Iterator[
         return outputs
 
     return function
+
+
+def _outside_the_graph(create: Callable[..., Any], **kwargs: Any) -> Any:
+    """Creates what a step makes on its first run where it stays: outside the graph being traced.
+
+    A model without `call` builds its parts and optimizers inside the step. TensorFlow would put
+    their initial values behind a condition in the graph, which replicas cannot enter.
+    """
+    with tf.init_scope():
+        return create(**kwargs)
 
 
 def refuse_xla(model: Any) -> None:

@@ -15,6 +15,7 @@ turns the way the program ended into an exit code:
 from __future__ import annotations
 
 import builtins
+import contextlib
 import ctypes
 import importlib.util
 import io
@@ -60,9 +61,8 @@ def run_script(path: str) -> None:
     main_module.__loader__ = SourceFileLoader("__main__", path)
     with io.open_code(os.path.abspath(path)) as file:
         source = file.read()
-    exec(
-        compile(source, main_module.__file__ or path, "exec", dont_inherit=True), vars(main_module)
-    )
+    code = compile(source, os.path.abspath(path), "exec", dont_inherit=True)
+    exec(code, vars(main_module))  # noqa: S102  the user's own program
 
 
 def run_module(name: str) -> None:
@@ -84,7 +84,7 @@ def run_module(name: str) -> None:
     main_module.__package__ = spec.parent
     main_module.__loader__ = spec.loader
     sys.argv[0] = spec.origin or name
-    exec(code, vars(main_module))
+    exec(code, vars(main_module))  # noqa: S102  the user's own program
 
 
 def _new_main(file: str | None) -> types.ModuleType:
@@ -94,6 +94,8 @@ def _new_main(file: str | None) -> types.ModuleType:
     module.__file__ = file
     module.__builtins__ = builtins  # type: ignore[attr-defined]
     module.__cached__ = None  # type: ignore[attr-defined]
+    if sys.version_info < (3, 14):
+        module.__annotations__ = {}
     sys.modules["__main__"] = module
     return module
 
@@ -144,17 +146,16 @@ def _report(error: BaseException) -> int:
         trace = trace.tb_next
     try:
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-    except Exception:  # a broken hook of the program must not hide the error itself
+    except Exception:  # noqa: BLE001  a broken hook of the program must not hide the error
         sys.__excepthook__(type(error), error, trace)
     _flush(sys.stderr)
     return 1
 
 
 def _flush(stream: object) -> None:
-    try:
+    # The program may have closed or replaced it.
+    with contextlib.suppress(AttributeError, OSError, ValueError):
         stream.flush()  # type: ignore[attr-defined]
-    except (AttributeError, OSError, ValueError):
-        pass  # closed or replaced by the program
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ imports nothing of tfdist: it must be small, start at once and hold no other ope
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -65,10 +66,8 @@ def sweep(job_ids: Collection[str], sessions: Collection[int], seconds: float = 
     deadline = time.monotonic() + seconds
     while (pids := members(job_ids, sessions)) and time.monotonic() < deadline:
         for pid in pids:
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
         time.sleep(0.01)
 
 

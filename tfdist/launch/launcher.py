@@ -28,8 +28,9 @@ import sys
 import time
 from collections.abc import Iterator
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from tfdist.cluster.topology import EVALUATOR
 from tfdist.cluster.topology import Task
@@ -71,8 +72,6 @@ def launch(spec: LaunchSpec, environ: Mapping[str, str] | None = None) -> int:
     """
     spec.command.check()
     _open_standard_streams()
-    sys.stdout.flush()
-    sys.stderr.flush()
     with contextlib.ExitStack() as stack:
         logs = stack.enter_context(_logs(spec))
         try:
@@ -94,14 +93,14 @@ class _Job:
         spec: LaunchSpec,
         environ: Mapping[str, str],
         addresses: Mapping[Task, str],
-        logs: Mapping[Task, BinaryIO],
+        logs: Mapping[Task, FileIO],
     ):
         self._spec = spec
         self._environ = environ
         self._addresses = addresses
         self._logs = logs
 
-    def run(self, pump: Pump, received: Inbox, registry: BinaryIO) -> int:
+    def run(self, pump: Pump, received: Inbox, registry: IO[bytes]) -> int:
         number = 0
         while True:
             outcome = self._run_once(number, pump, received, registry)
@@ -128,7 +127,7 @@ class _Job:
         failed = outcome.failed is not None and outcome.code != EXIT_USAGE
         return failed and outcome.signal is None and number < self._spec.max_restarts
 
-    def _run_once(self, number: int, pump: Pump, received: Inbox, registry: BinaryIO) -> Outcome:
+    def _run_once(self, number: int, pump: Pump, received: Inbox, registry: IO[bytes]) -> Outcome:
         """Starts all tasks and returns when nothing of them is left."""
         incarnation = Incarnation(number, secrets.token_hex(8), self._addresses)
         _register(registry, f"job {incarnation.job_id}")
@@ -154,11 +153,8 @@ class _Job:
         self, task: Task, position: int, incarnation: Incarnation, pump: Pump
     ) -> TaskProcess:
         alone = len(self._spec.tasks) == 1
-        log = self._logs.get(task)
-        if log is not None and log.tell() > 0:
-            now = time.strftime("%Y-%m-%d %H:%M:%S")
-            log.write(f"----- {task}, start {incarnation.number}, {now} -----\n".encode())
-        output = TaskOutput(task, position, labelled=not alone, log=log)
+        output = TaskOutput(task, position, labelled=not alone, log=self._logs.get(task))
+        output.begin(incarnation.number)
         environ = child_environment(self._environ, incarnation, task, self._spec.rendezvous_timeout)
         try:
             process = TaskProcess(task, self._spec.command, environ, output, stdin=alone)
@@ -207,14 +203,14 @@ def _drain(pump: Pump, received: Inbox, hurry: bool) -> None:
             return
 
 
-def _register(registry: BinaryIO, line: str) -> None:
+def _register(registry: IO[bytes], line: str) -> None:
     # Without its guard the job still runs, and still ends cleanly unless this process is killed.
     with contextlib.suppress(BrokenPipeError):
         registry.write(f"{line}\n".encode())
 
 
 @contextlib.contextmanager
-def _guard() -> Iterator[BinaryIO]:
+def _guard() -> Iterator[IO[bytes]]:
     """Runs the guard; yields the pipe on which it is told what belongs to the job."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", str(Path(guard.__file__).resolve())],
@@ -228,7 +224,7 @@ def _guard() -> Iterator[BinaryIO]:
     )
     assert process.stdin is not None
     try:
-        yield process.stdin  # type: ignore[misc]
+        yield process.stdin
     finally:
         process.kill()  # before the pipe ends: all is cleaned up, and process ids may be reused
         process.stdin.close()
@@ -236,15 +232,15 @@ def _guard() -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def _logs(spec: LaunchSpec) -> Iterator[dict[Task, BinaryIO]]:
+def _logs(spec: LaunchSpec) -> Iterator[dict[Task, FileIO]]:
     """Opens the log of every task for appending."""
     with contextlib.ExitStack() as stack:
-        logs: dict[Task, BinaryIO] = {}
+        logs: dict[Task, FileIO] = {}
         if spec.log_dir is not None:
             try:
                 os.makedirs(spec.log_dir, exist_ok=True)
                 for task in spec.tasks:
-                    logs[task] = stack.enter_context(open(_log_path(spec, task), "ab"))
+                    logs[task] = stack.enter_context(open(_log_path(spec, task), "ab", buffering=0))
             except OSError as error:
                 raise ConfigError(
                     "--log-dir to be a directory that can be written",
@@ -263,3 +259,6 @@ def _open_standard_streams() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # None where it was closed
+            stream.flush()

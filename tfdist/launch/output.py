@@ -17,7 +17,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
-from typing import BinaryIO
+from io import FileIO
 
 from tfdist.cluster.topology import Task
 
@@ -101,10 +101,10 @@ class TaskOutput:
         task: The task.
         number: Position among all tasks of the job; chooses the colour.
         labelled: Whether lines carry the task's name. Without, bytes are shown as they come.
-        log: File that gets every line, or None.
+        log: Unbuffered file that gets every line, or None.
     """
 
-    def __init__(self, task: Task, number: int, labelled: bool, log: BinaryIO | None):
+    def __init__(self, task: Task, number: int, labelled: bool, log: FileIO | None):
         self.task = task
         self.labelled = labelled
         self._number = number
@@ -125,6 +125,13 @@ class TaskOutput:
             text = f"\x1b[{_COLOURS[self._number % len(_COLOURS)]}m{text}\x1b[0m"
         return f"{text} ".encode()
 
+    def begin(self, number: int) -> None:
+        """Notes in a log that has lines already that a new start of the job follows."""
+        with contextlib.suppress(OSError):
+            if self._log is not None and self._log.seek(0, os.SEEK_END) > 0:
+                now = time.strftime("%Y-%m-%d %H:%M:%S")
+                self._log.write(f"----- {self.task}, start {number}, {now} -----\n".encode())
+
     def record(self, lines: list[bytes]) -> str | None:
         """Keeps `lines` in log and tail; returns a sentence if the log cannot be written."""
         self._tail.extend(line[:TAIL_LINE] for line in lines[-TAIL_LINES:])
@@ -132,7 +139,6 @@ class TaskOutput:
             return None
         try:
             self._log.write(_utf8(b"".join(line + b"\n" for line in lines)))
-            self._log.flush()
         except OSError as error:
             self._log = None
             return f"the log of {self.task} ends here: {error}"

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tfdist.cluster.topology import Task
-from tfdist.launch import bootstrap
 from tfdist.launch.output import TaskOutput
 from tfdist.launch.spec import Command
 
@@ -69,7 +68,7 @@ class TaskProcess:
             [
                 sys.executable,
                 # By path: -m would put the current directory in front of the standard library.
-                str(Path(bootstrap.__file__).resolve()),
+                str(Path(__file__).resolve().with_name("bootstrap.py")),
                 str(os.getpid()),
                 "module" if command.is_module else "script",
                 command.target,

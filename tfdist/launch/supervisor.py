@@ -108,9 +108,8 @@ class Supervisor:
                     process.signal_group(signal.SIGKILL)
                 continue
             self._signal, self._signalled_at = number, now
-            self._say(
-                f"{name}; stopping all tasks (killed after {self._grace:g} s, or at a second signal)"
-            )
+            limit = f"killed after {self._grace:g} s, or at a second signal"
+            self._say(f"{name}; stopping all tasks ({limit})")
             for process in self._running:
                 # A lost console or terminal is no reason that a task would know of.
                 forwarded = number if number == signal.SIGINT else signal.SIGTERM

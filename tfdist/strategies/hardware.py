@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _DEVICE = re.compile(r"nvidia[0-9]+")
+_NUMBER = re.compile(r"[0-9]{1,4}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,7 @@ def _visible(value: str | None, present: int) -> int:
     seen: list[str] = []
     for entry in (item.strip() for item in value.split(",")):
         named = entry.upper().startswith(("GPU-", "MIG-"))
-        if not named and not (entry.isdecimal() and int(entry) < present):
+        if not named and not (_NUMBER.fullmatch(entry) and int(entry) < present):
             break
         key = entry if named else str(int(entry))
         if key in seen:

@@ -150,7 +150,7 @@ def arrays(options: Options) -> tuple[dict[str, np.ndarray], np.ndarray]:
         "origin": table["origin"],
         "dest": table["dest"],
         "route_hour": table["origin"] + "-" + table["dest"] + "@" + hour.astype(str),
-        "weekday": table["departure"].dt.dayofweek.astype(str),
+        "weekday": table["departure"].dt.day_of_week.astype(str),
         "hour": hour.astype(str),
     }
     features = {

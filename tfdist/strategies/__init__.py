@@ -1,0 +1,1 @@
+"""How do I run: the choice of a `tf.distribute` strategy, and its builders."""
