@@ -305,6 +305,26 @@ def test_variables_of_another_cluster_are_removed_and_the_rest_is_inherited(tmp_
     assert re.fullmatch("[0-9a-f]{16,}", seen["TFDIST_JOB_ID"])
 
 
+def test_tasks_reach_each_other_directly_where_a_proxy_is_set(tmp_path):
+    # With a proxy and without no_proxy, TensorFlow 2.21 waits for ever for 127.0.0.1.
+    source = "import os\nprint(os.environ.get('no_proxy'), os.environ.get('no_grpc_proxy'))"
+    environments = [
+        ({"http_proxy": "http://proxy:8"}, "127.0.0.1,localhost None"),
+        ({"https_proxy": "p:8", "NO_PROXY": "a.b"}, "a.b,127.0.0.1,localhost None"),
+        (
+            {"grpc_proxy": "p:8", "no_proxy": "localhost, c", "no_grpc_proxy": "d"},
+            "localhost,c,127.0.0.1 d,127.0.0.1,localhost",
+        ),
+        ({"http_proxy": ""}, "None None"),
+    ]
+    unset = dict.fromkeys(
+        ("http_proxy", "https_proxy", "grpc_proxy", "no_proxy", "NO_PROXY", "no_grpc_proxy")
+    )
+    for env, expected in environments:
+        run = run_script(source, workers=1, tmp_path=tmp_path, env={**unset, **env})
+        assert run.lines("worker 0") == [expected]
+
+
 def test_a_log_level_that_is_set_is_kept(tmp_path):
     source = "import os\nprint(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
     run = run_script(source, tmp_path=tmp_path, env={"TF_CPP_MIN_LOG_LEVEL": "3"})

@@ -286,7 +286,10 @@ def _lines_of(output: str, task: str) -> list[str]:
 
 
 def _is_guard(process: psutil.Process) -> bool:
-    return any(word.endswith("guard.py") for word in process.cmdline())
+    try:
+        return any(word.endswith("guard.py") for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return True  # ended meanwhile: not alive either
 
 
 def _environment(out_dir: Path, changes: Mapping[str, str | None]) -> dict[str, str]:

@@ -28,7 +28,6 @@ import venv
 
 import pytest
 
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHORT = ("--set", "training.epochs=1", "--set", "training.steps_per_epoch=3")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import gzip
+import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -140,8 +142,12 @@ def test_processes_that_prepare_at_once_wait_for_the_first_even_when_it_is_kille
         # Lines before it are tfds's own.
         assert any(line == "hanging\n" for line in first.stdout)
         others = [start(PREPARE, tmp_path, environment) for _ in range(2)]
-        time.sleep(8)
-        # The first one holds the lock, so nobody else has made anything.
+        deadline = time.monotonic() + 60
+        while not all(waits_for(process, tmp_path / ".digits.lock") for process in others):
+            assert time.monotonic() < deadline, "nobody came to the lock"
+            time.sleep(0.2)
+        # The first one holds it, so nobody else has made anything.
+        time.sleep(1)
         assert [process.poll() for process in others] == [None, None]
         assert not (tmp_path / "digits" / "1.0.0").exists()
         first.send_signal(signal.SIGKILL)
@@ -153,6 +159,12 @@ def test_processes_that_prepare_at_once_wait_for_the_first_even_when_it_is_kille
     distinct = 1536 - repeated_images(tmp_path)
     assert [out.splitlines()[-1] for out in outputs] == [f"made {distinct} 261"] * 2
     assert sum("Downloading and preparing" in out for out in outputs) == 1
+
+
+def waits_for(process, path):
+    """Whether a process has a file open."""
+    opened = pathlib.Path(f"/proc/{process.pid}/fd").iterdir()
+    return str(path) in [os.readlink(number) for number in opened if number.exists()]
 
 
 def repeated_images(folder):

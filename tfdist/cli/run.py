@@ -72,8 +72,7 @@ def run(
 ) -> None:
     """Run a script in a real local cluster, one process per task.
 
-    Each task gets its own TF_CONFIG, and its lines carry its name. The first task that fails
-    decides the exit code. Without --ps, worker 0 is the chief.
+    Each task has its own TF_CONFIG. The first that fails decides the exit code.
     """
     words = program or []
     if module is not None:

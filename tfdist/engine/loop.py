@@ -88,16 +88,15 @@ def fit(
                 batch_size=validation_batch_size or batch_size,
                 steps=validation_steps,
             )
-        _prepare(model, feed)
-        calls = callback_rules.as_list(callbacks)
         agreed = {
             "epochs": epochs,
             "validation_data": "given" if validation else "not given",
             "validation_freq": validation_freq,
-            **_facts(model, feed),
-            **({f"validation {k}": v for k, v in _data_facts(validation).items()} if validation else {}),
         }
-        peers.same(agreed, _FIXES)
+        if validation is not None:
+            agreed |= {f"validation {k}": v for k, v in _data_facts(validation).items()}
+        _prepare(model, feed, peers, agreed)
+        calls = callback_rules.as_list(callbacks)
         stops = peers.any("its callbacks", callback_rules.may_stop_in_an_epoch(calls))
         with callback_rules.of_one_worker(calls, peers.is_chief):
             return _fit(
@@ -207,8 +206,7 @@ def evaluate(
         feed = Feed(
             model.distribute_strategy, x, y, sample_weight, batch_size=batch_size, steps=steps
         )
-        _prepare(model, feed)
-        peers.same(_facts(model, feed), _FIXES)
+        _prepare(model, feed, peers)
         listed = callback_rules.as_list(callbacks)
         with callback_rules.of_one_worker(listed, peers.is_chief):
             calls = callback_rules.container(
@@ -260,8 +258,7 @@ def predict(
     peers = Peers(model.distribute_strategy, "predict")
     with peers.together():
         feed = Feed(model.distribute_strategy, x, batch_size=batch_size, steps=steps)
-        _prepare(model, feed, to_train=False)
-        peers.same(_facts(model, feed), _FIXES)
+        _prepare(model, feed, peers, to_train=False)
         listed = callback_rules.as_list(callbacks)
         with callback_rules.of_one_worker(listed, peers.is_chief):
             calls = callback_rules.container(
@@ -326,11 +323,30 @@ class _Counted:
         return value
 
 
-def _prepare(model: Any, feed: Feed, *, to_train: bool = True) -> None:
+def _prepare(
+    model: Any,
+    feed: Feed,
+    peers: Peers,
+    arguments: dict[str, Any] | None = None,
+    *,
+    to_train: bool = True,
+) -> None:
+    """Makes sure that the workers are about to do the same, then builds what is not built yet."""
     scope.adopt(model, model.distribute_strategy)
+    # Making a variable is a collective: what is made must be the same before it is begun.
+    peers.same(
+        "its arguments",
+        {**(arguments or {}), **_data_facts(feed), **_model_facts(model, to_train)},
+        _FIXES,
+    )
     build.build(model, feed.spec, feed.sample(), to_train=to_train)
     # Building may have made the variables of metrics and optimizers that were bare until now.
     scope.adopt(model, model.distribute_strategy)
+    peers.same(
+        "its variables",
+        {"the model": [[list(v.shape), str(v.dtype)] for v in model.variables]},
+        _FIXES,
+    )
 
 
 def _results(model: Any, logs: Any, peers: Peers, what: str) -> dict[str, Any]:
@@ -382,13 +398,25 @@ _FIXES = {
 }
 
 
-def _facts(model: Any, feed: Feed) -> dict[str, Any]:
-    return {
-        **_data_facts(feed),
-        "steps_per_execution": model.steps_per_execution,
+def _model_facts(model: Any, to_train: bool) -> dict[str, Any]:
+    facts = {
+        "the kinds of layers": [type(layer).__name__ for layer in model._flatten_layers()],
+        "steps_per_execution": getattr(model, "steps_per_execution", 1),
         "run_eagerly": bool(model.run_eagerly),
-        "the model": [[v.path, list(v.shape), str(v.dtype)] for v in model.variables],
     }
+    optimizer = getattr(model, "optimizer", None)
+    if to_train and optimizer is not None:
+        facts["the optimizer"] = [
+            type(optimizer).__name__,
+            sorted(
+                [key, value]
+                for key, value in optimizer.get_config().items()
+                if isinstance(value, (bool, int, str)) and key != "name"
+                or value is None
+                or key == "momentum"
+            ),
+        ]
+    return facts
 
 
 def _data_facts(feed: Feed) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import os
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ import tensorflow as tf
 
 from tfdist.cluster import current
 from tfdist.cluster.group import Group
+from tfdist.errors import ConfigError
 from tfdist.errors import DisagreementError
 from tfdist.errors import UnsupportedError
 
@@ -42,7 +44,7 @@ class Peers:
     def __init__(self, strategy: Any, call: str):
         self.strategy = strategy
         self.group = _group_for(strategy)
-        self.name = f"{call} (call {next(_calls)} into the engine)" if self.group else call
+        self.name = f"{call} #{next(_calls)}" if self.group else call
 
     @property
     def is_chief(self) -> bool:
@@ -52,10 +54,11 @@ class Peers:
         """Context of work that cannot outlive another worker (see `Group.together`)."""
         return self.group.together(self.name) if self.group else contextlib.nullcontext()
 
-    def same(self, facts: Mapping[str, Any], fixes: Mapping[str, str] | None = None) -> None:
+    def same(self, what: str, facts: Mapping[str, Any], fixes: Mapping[str, str]) -> None:
         """Refuses to go on if any of `facts` is not the same on every worker.
 
         Args:
+            what: What is compared, for messages about who is still missing.
             facts: Name to a value that JSON can hold.
             fixes: Name to what to do if that one differs.
 
@@ -64,14 +67,14 @@ class Peers:
         """
         if self.group is None:
             return
-        everyone = self._gather("its arguments", dict(facts))
+        everyone = self._gather(what, dict(facts))
         for key in facts:
             values = [each.get(key) for each in everyone]
             if any(value != values[0] for value in values):
                 raise DisagreementError(
                     f"{key} to be the same on every worker before {self.name}",
                     self._listing(values),
-                    (fixes or {}).get(key, f"pass the same {key} on every worker"),
+                    fixes.get(key, f"pass the same {key} on every worker"),
                 )
 
     def chiefs(self, what: str, value: Any) -> Any:
@@ -138,13 +141,29 @@ class Peers:
 
     def _gather(self, what: str, value: Any) -> list[Any]:
         assert self.group is not None
-        return self.group.all_gather(f"{self.name}: {what}", value)
+        return self.group.all_gather(f"{self.name}: {what}", value, _patience())
 
     def _listing(self, values: list[Any]) -> str:
         assert self.group is not None
         return ", ".join(
             f"{value!r} on {task}" for task, value in zip(self.group.tasks, values, strict=True)
         )
+
+
+def _patience() -> float:
+    """Seconds to wait for workers that are late; the log names them all the while.
+
+    Raises:
+        ConfigError: `TFDIST_AGREEMENT_TIMEOUT` is not a positive number.
+    """
+    text = os.environ.get("TFDIST_AGREEMENT_TIMEOUT", "").strip() or "1800"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ConfigError("TFDIST_AGREEMENT_TIMEOUT to be a positive number of seconds", repr(text))
+    return seconds
 
 
 def _group_for(strategy: Any) -> Group | None:

@@ -9,6 +9,7 @@
 | `TFDIST_RENDEZVOUS_TIMEOUT` | seconds to wait for the other tasks at start-up |
 | `PYTHONUNBUFFERED` | 1, so that lines arrive when they are printed |
 | `TF_CPP_MIN_LOG_LEVEL` | 1 unless set |
+| `no_proxy`, `no_grpc_proxy` | also this machine, where a proxy is set |
 
 Everything else is inherited, except what would describe another cluster.
 """
@@ -25,6 +26,10 @@ from tfdist.cluster.topology import Task
 # A laptop inside a Slurm allocation or a TPU machine still gets the local cluster it asked for.
 _FOREIGN = ("CLUSTER_SPEC", "TF_CONFIG", "TFDIST_CLUSTER", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")
 _FOREIGN_PREFIXES = ("SLURM_", "TPU_")
+
+# gRPC sends even 127.0.0.1 through a proxy, and TensorFlow's start-up then waits for ever. These
+# are the names gRPC reads.
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +71,10 @@ def child_environment(
         for name, value in environ.items()
         if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
     }
+    if any(child.get(name) for name in _PROXIES):
+        child["no_proxy"] = _with_loopback(child.get("no_proxy", child.get("NO_PROXY", "")))
+        if "no_grpc_proxy" in child:  # gRPC prefers it
+            child["no_grpc_proxy"] = _with_loopback(child["no_grpc_proxy"])
     child.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     child.update(
         TF_CONFIG=incarnation.cluster(task).to_tf_config(),
@@ -76,3 +85,8 @@ def child_environment(
         PYTHONUNBUFFERED="1",
     )
     return child
+
+
+def _with_loopback(hosts: str) -> str:
+    known = [host.strip() for host in hosts.split(",") if host.strip()]
+    return ",".join(dict.fromkeys([*known, "127.0.0.1", "localhost"]))
