@@ -58,26 +58,19 @@ def strategy(
     cluster = detect(os.environ) if cluster is None else cluster
     logs.install(cluster)
     asked = name or os.environ.get("TFDIST_STRATEGY", "").strip() or None
-    if asked is not None and asked in set(registry.names()) - set(registry.BUILT_IN):
-        chosen, reasons = asked, ("asked for by name",)
-    else:
-        choice = choose(cluster, detect_hardware(), name=asked, replicas=replicas)
-        chosen, reasons = choice.name, choice.reasons
-        for warning in (*cluster.warnings, *choice.warnings):
-            log.warning("%s", warning)
-    log.info(
-        "%s in a %s cluster of %d worker(s): strategy %s (%s)",
-        cluster.task,
-        cluster.environment,
-        cluster.num_workers,
-        chosen,
-        "; ".join(reasons),
+    choice = choose(
+        cluster, detect_hardware(), name=asked, replicas=replicas, known=registry.names()
     )
-    activate()
+    for warning in (*cluster.warnings, *choice.warnings):
+        log.warning("%s", warning)
+    log.info("%s: strategy %s. %s", cluster.task, choice.name, " ".join(choice.reasons))
     options = registry.Options(
         replicas=replicas, communication=communication, rendezvous_timeout=rendezvous_timeout
     )
-    return registry.builder(chosen)(cluster, options)
+    # The barrier in the builder comes before the import of Keras: who is missing is known sooner.
+    built = registry.builder(choice.name)(cluster, options)
+    activate()
+    return built
 
 
 def activate() -> None:

@@ -85,7 +85,7 @@ class TrainingConfig(Section):
 
     Attributes:
         epochs: Epochs to train.
-        steps_per_epoch: Steps in an epoch; the data then repeats. None: an epoch is all data.
+        steps_per_epoch: Steps in an epoch; the next one reads on. None: an epoch is all data.
         learning_rate: Step size of the optimizer, as given: it is not scaled by replicas.
         seed: Seed of initial weights and of the order of examples.
         steps_per_execution: Steps that one call of the compiled function runs.

@@ -104,13 +104,14 @@ def train(config: Config, places: Directories, is_chief: bool) -> dict[str, floa
     experiment = experiments.get(config.experiment.name)
     options = config.experiment.options
     training = config.training
-    keras.utils.set_random_seed(training.seed)
     data = experiment.datasets(
         options,
         global_batch_size=config.data.global_batch_size,
         shuffle_buffer=config.data.shuffle_buffer,
         seed=training.seed,
     )
+    # After the data: whoever had to prepare it first has drawn random numbers on the way.
+    keras.utils.set_random_seed(training.seed)
     with strategy.scope():
         model = experiment.build_model(options, data.spec)
         model.compile(
@@ -127,10 +128,11 @@ def train(config: Config, places: Directories, is_chief: bool) -> dict[str, floa
         model.count_params(),
     )
     model.fit(
-        # With a number of steps, an epoch ends where they end and the next one reads on.
-        data.train.repeat() if training.steps_per_epoch else data.train,
+        # One iterator for all epochs. Each further one would draw a new order, and Keras makes a
+        # different number of them in one process than tfdist does under a cluster.
+        data.train.repeat(),
         epochs=training.epochs,
-        steps_per_epoch=training.steps_per_epoch,
+        steps_per_epoch=training.steps_per_epoch or int(data.train.cardinality()),
         validation_data=data.validation,
         callbacks=_callbacks(config, places),
         verbose=training.verbose,
@@ -146,7 +148,7 @@ def train(config: Config, places: Directories, is_chief: bool) -> dict[str, floa
             "test": result,
         }
         _write(os.path.join(places.model, "metrics.json"), json.dumps(report, indent=2) + "\n")
-        for name, value in result.items():
+        for name, value in sorted(result.items()):
             print(f"test {name} {value:.4f}", flush=True)
     return result
 

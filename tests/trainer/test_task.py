@@ -90,11 +90,10 @@ def test_a_run_leaves_nothing_else_behind(single):
     }
 
 
-def test_mirrored_replicas_write_to_the_directories_of_the_job(train, tmp_path):
+def test_mirrored_replicas_train_like_one_and_write_where_the_job_says(train, single, tmp_path):
     done = train(
         *("--config", str(CONFIGS / "digits-mirrored.yaml")),
-        *("--set", "training.epochs=2", "--set", "training.steps_per_epoch=3"),
-        *("--set", "output.checkpoint=all"),
+        *("--set", "training.epochs=2", "--set", "output.checkpoint=all"),
         *("--checkpoint-dir", str(tmp_path / "flag")),
         cwd=tmp_path,
         env={
@@ -111,20 +110,28 @@ def test_mirrored_replicas_write_to_the_directories_of_the_job(train, tmp_path):
     assert not (tmp_path / "aip" / "checkpoints").exists()
     checkpoints = sorted(path.name for path in (tmp_path / "flag").iterdir())
     assert checkpoints == ["epoch-0001.keras", "epoch-0002.keras"]
-    assert len(rows(tmp_path / "aip" / "logs" / "history.csv")) == 2
+    mirrored = rows(tmp_path / "aip" / "logs" / "history.csv")
+    assert len(mirrored) == 2
+    # The same examples in the same batches, so the same numbers as in one process.
+    for one, two in zip(rows(single[0] / "logs" / "history.csv"), mirrored, strict=False):
+        for name, value in one.items():
+            assert float(two[name]) == pytest.approx(float(value), rel=1e-3), name
     assert not (tmp_path / "runs").exists()
 
 
 def test_flights_run_without_checkpoints_and_events_where_they_are_not_wanted(train, tmp_path):
     done = train(
         *("--config", str(CONFIGS / "flights-single.yaml")),
-        *("--set", "experiment.options.max_rows=3000", "--set", "training.epochs=1"),
+        *("--set", "experiment.options.max_rows=3000", "--set", "training.epochs=3"),
+        *("--set", "training.steps_per_epoch=2"),
         *("--set", "output={directory: here, checkpoint: none, tensorboard: false}"),
         *("--log_dir", "elsewhere"),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert "test auc 0." in done.stdout
+    # 2400 training examples make 3 batches of 1024: the second epoch reads over the end.
+    assert len(rows(tmp_path / "elsewhere" / "history.csv")) == 3
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {"here/model/model.keras", "here/model/metrics.json", "elsewhere/history.csv"}
 

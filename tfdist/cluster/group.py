@@ -37,6 +37,8 @@ log = logging.getLogger("absl")
 NOTICE_SECONDS = 20.0
 #: Longest wait of the chief, at a normal end, for the tasks that are still busy.
 FAREWELL_SECONDS = 300.0
+#: A task that failed has so long to end before the others do because of it.
+LAST_WORDS_SECONDS = 5.0
 
 
 class Group:
@@ -74,6 +76,7 @@ class Group:
         self._reply: dict[str, Any] | None = None
         self._lost: dict[Task, str] = {}
         self._left: dict[Task, str | None] = {}
+        self._gone: set[Task] = set()
         self._closed = False
         self._region: str | None = None
         self._doom: float | None = None
@@ -134,7 +137,9 @@ class Group:
                 self._state.wait(left)
             reply = self._reply
         if reply.get("error") == "places":
-            raise self._disagreement(name, reply["places"])
+            with self._state:
+                self._raise_if_lost(name)
+            raise _disagreement(reply["places"])
         if "error" in reply:
             with self._state:
                 self._state.wait_for(lambda: bool(self._lost), timeout=5.0)
@@ -161,7 +166,8 @@ class Group:
                 with self._state:
                     self._state.wait_for(lambda: bool(self._lost or self._left), timeout=8.0)
             with self._state:
-                if self._lost or (self._left and _looks_like_lost_peer(error)):
+                self._raise_if_lost(name, error)
+                if self._left and _looks_like_lost_peer(error):
                     raise self._peer_error(name) from error
             raise
         finally:
@@ -184,9 +190,11 @@ class Group:
             self._wait_for_farewells()
         with self._state:
             self._closed = True
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
+        if reason is None:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self._sock.close()
+        # After a failure the connection closes with the process, which tells the others when.
 
     def wait_until_left(self, task: Task) -> str | None:
         """Waits until `task` has left or is lost; returns what went wrong there, or None."""
@@ -258,9 +266,11 @@ class Group:
             elif kind == "left":
                 task = Task(*message["task"])
                 self._left[task] = message.get("reason")
-                if message.get("reason") and task != self.cluster.task:
+                if message.get("reason") and task != self.cluster.task and not self._closed:
                     log.error("%s failed: %s", self._name(task), message["reason"])
                     self._arm()
+            elif kind == "gone":
+                self._gone.add(Task(*message["task"]))
             self._state.notify_all()
 
     def _chief_is_gone(self, reason: str) -> None:
@@ -268,6 +278,8 @@ class Group:
         with self._state:
             if self._closed:
                 return
+            self._gone.add(chief)
+            self._state.notify_all()
             if chief in self._left:
                 self._closed = True
                 return
@@ -322,22 +334,14 @@ class Group:
             "(`tfdist run --max-restarts` does it for you)",
         )
 
-    def _raise_if_lost(self, name: str) -> None:
-        failed = any(self._left.values())
-        if self._lost or failed:
-            raise self._peer_error(name)
-
-    def _disagreement(self, name: str, places: list[list[Any]]) -> DisagreementError:
-        seen = ", ".join(
-            f"{Task(kind, index)} " + (f"at {place!r}" if place else "has ended")
-            for kind, index, place in places
-        )
-        return DisagreementError(
-            f"every worker to be at {name!r} at the same time",
-            seen,
-            "call fit, evaluate, predict and the like on every worker, in the same order and "
-            "the same number of times",
-        )
+    def _raise_if_lost(self, name: str, cause: BaseException | None = None) -> None:
+        """Raises if a task is lost or failed; called with the state held."""
+        failed = {task for task, reason in self._left.items() if reason}
+        if not self._lost and not failed:
+            return
+        # Let the task that failed end first: its exit code and last lines are the job's.
+        self._state.wait_for(lambda: failed <= self._gone, timeout=LAST_WORDS_SECONDS)
+        raise self._peer_error(name) from cause
 
     def _after_fork(self) -> None:
         # A forked child would keep the connections open after this task has died.
@@ -346,6 +350,19 @@ class Group:
         for sock in sockets:
             with contextlib.suppress(OSError):
                 sock.close()
+
+
+def _disagreement(places: list[list[Any]]) -> DisagreementError:
+    seen = ", ".join(
+        f"{Task(kind, index)} " + (f"at {place!r}" if place else "has ended")
+        for kind, index, place in places
+    )
+    return DisagreementError(
+        "every worker to be at the same point of the program",
+        seen,
+        "call fit, evaluate, predict and the like on every worker, in the same order and the "
+        "same number of times",
+    )
 
 
 def _uncaught() -> str | None:

@@ -23,6 +23,7 @@ log = logging.getLogger("absl")
 
 #: A round of gathering that fewer than all tasks have joined names the missing ones this often.
 REMIND_SECONDS = 30.0
+_TICK_SECONDS = 1.0
 
 
 @dataclasses.dataclass
@@ -68,6 +69,7 @@ class Hub(threading.Thread):
         self._here: dict[Task, _Member] = {}
         self._lost: dict[Task, str] = {}
         self._announced = False
+        self._given_up = threading.Event()
         self._reminded = 0.0
         self._sockets = [listener, local]
         listener.setblocking(False)
@@ -78,11 +80,20 @@ class Hub(threading.Thread):
         """Returns every socket held, to be closed in a forked child."""
         return [*self._sockets, *self._members]
 
+    def give_up(self) -> None:
+        """Ends the barrier: those who are here are told who was missing, in the chief's words."""
+        self._given_up.set()
+        self.join(2 * _TICK_SECONDS)
+
     def run(self) -> None:
-        tick = min(1.0, self._silence / 4)
+        tick = min(_TICK_SECONDS, self._silence / 4)
         last = time.monotonic()
         while self._members or self._listener is not None:
             events = self._selector.select(tick)
+            if self._given_up.is_set():
+                missing = [[t.type, t.index] for t in self.missing]
+                self._tell_all({"t": "failed", "tasks": missing})
+                return
             now = time.monotonic()
             if now - last > self._silence / 2:
                 # This very thread was asleep (the machine was suspended, the process stopped):
@@ -141,7 +152,9 @@ class Hub(threading.Thread):
         if not self._announced:
             del self._here[task]  # It may come back before the barrier opens.
             return
-        if not member.left:
+        if member.left:
+            self._tell_all({"t": "gone", "task": [task.type, task.index]})
+        else:
             self._lost[task] = reason
             self._tell_all({"t": "lost", "task": [task.type, task.index], "reason": reason})
         self._settle()

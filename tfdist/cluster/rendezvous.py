@@ -39,6 +39,7 @@ DEFAULT_TIMEOUT = 300.0
 #: notice (`group.NOTICE_SECONDS`), a job ends within a minute of losing a task.
 SILENCE_SECONDS = 35.0
 REMIND_SECONDS = 30.0
+_CHIEF_FIRST_SECONDS = 3.0
 
 
 def timeout_from(environ: Mapping[str, str]) -> float:
@@ -205,7 +206,10 @@ def _wait_for_all(
     greeted = False
     while True:
         now = time.monotonic()
-        if now >= deadline:
+        # The chief knows best who is missing, so the others give it a moment to say so.
+        if now >= deadline + (0.0 if hub else _CHIEF_FIRST_SECONDS):
+            if hub is not None:
+                hub.give_up()
             sock.close()
             raise _missing(cluster, missing, timeout, problem)
         if now >= remind:
@@ -228,7 +232,7 @@ def _wait_for_all(
             elif now >= beat:
                 sock.sendall(wire.pack({"t": "beat"}))
                 beat = now + 5.0
-            sock.settimeout(min(1.0, max(0.01, deadline - now)))
+            sock.settimeout(min(1.0, max(0.05, deadline - now)))
             data = sock.recv(65536)
             if not data:
                 raise wire.WireError("it closed the connection")
@@ -250,6 +254,9 @@ def _wait_for_all(
             kind = message.get("t")
             if kind == "missing":
                 missing, problem = tuple(Task(*t) for t in message["tasks"]), ""
+            elif kind == "failed":
+                sock.close()
+                raise _missing(cluster, tuple(Task(*t) for t in message["tasks"]), timeout, "")
             elif kind == "refused":
                 sock.close()
                 raise ClusterError(

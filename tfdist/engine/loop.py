@@ -27,6 +27,7 @@ from tfdist.engine import steps as step_functions
 from tfdist.engine.inputs import Feed
 from tfdist.engine.inputs import executions
 from tfdist.engine.peers import Peers
+from tfdist.engine.statistics import Statistics
 
 
 def fit(
@@ -142,6 +143,8 @@ def _fit(
     model._initial_epoch = None
     peers.equalize(_state_of(model))
 
+    statistics = Statistics(model)
+
     logs: Any = {}
     training_logs = None
     for epoch in range(start, epochs):
@@ -165,6 +168,7 @@ def _fit(
         if not done:
             _no_data(epoch, start)
             break
+        statistics.synchronize()
         epoch_logs = _results(model, logs, peers, f"the logs of epoch {epoch + 1}")
         if validation is not None and model._should_eval(epoch, validation_freq):
             results = _evaluate(model, validation, peers, calls, f"validation of epoch {epoch + 1}")

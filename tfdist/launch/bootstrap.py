@@ -136,6 +136,8 @@ def _report(error: BaseException) -> int:
     """Prints an error as the interpreter would, and returns the exit code."""
     from tfdist.errors import TfdistError
 
+    # As the interpreter does; what ends the process is looked up here by those who must report it.
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if isinstance(error, TfdistError):
         _flush(sys.stdout)
         print(f"tfdist: error: {error}", file=sys.stderr, flush=True)

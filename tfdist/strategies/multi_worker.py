@@ -29,10 +29,11 @@ def build(cluster: Cluster, options: Options) -> Any:
         RendezvousError: Not all workers came in time.
         StrategyError: TensorFlow had already started.
     """
+    # Before TensorFlow is imported: who is missing is known some seconds sooner.
+    current.join_once(cluster, options.rendezvous_timeout)
     import tensorflow as tf
 
     guard()
-    current.join_once(cluster, options.rendezvous_timeout)
     communication = options.communication or CommunicationOptions.from_environ()
     return tf.distribute.MultiWorkerMirroredStrategy(
         cluster_resolver=resolver(cluster), communication_options=communication.to_tensorflow()
@@ -49,7 +50,7 @@ def resolver(cluster: Cluster) -> Any:
             gpus = len(tf.config.list_physical_devices("GPU"))
             return {"GPU": gpus} if gpus else {}
 
-    if cluster.num_workers < 2:
+    if cluster.num_workers < 2 or cluster.is_evaluator:
         return Resolver(tf.train.ClusterSpec({}))
     return Resolver(
         tf.train.ClusterSpec({role: list(cluster.addresses[role]) for role in cluster.roles}),

@@ -29,8 +29,6 @@ def build(cluster: Cluster, options: Options) -> Any:
         SystemExit: In a worker or parameter server: code 0 when the coordinator is done, 1 when
             it was lost.
     """
-    import tensorflow as tf
-
     if not cluster.addresses.get(CHIEF):
         raise StrategyError(
             "a chief in a cluster with parameter servers, to coordinate the workers",
@@ -40,6 +38,8 @@ def build(cluster: Cluster, options: Options) -> Any:
     group = current.join_once(cluster, options.rendezvous_timeout)
     if cluster.task.type != CHIEF:
         _serve(cluster, group)
+    import tensorflow as tf
+
     return tf.distribute.ParameterServerStrategy(resolver(cluster))
 
 

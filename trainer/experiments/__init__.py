@@ -34,7 +34,8 @@ class Data:
     """The data of an experiment.
 
     Attributes:
-        train: Shuffled (features, label) batches of the global size; one pass is one epoch.
+        train: Shuffled (features, label) batches of the global size, a known number of them; one
+            pass is one epoch.
         validation: Batches looked at after each epoch.
         test: Batches looked at once, when training is over.
         spec: What `build_model` has to know about the data, a type of the experiment's own.
