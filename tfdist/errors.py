@@ -2,10 +2,8 @@
 
 Every message says what was expected, what was received, and what to do:
 
-    >>> raise ClusterError("one port for each address", "'10.0.0.1'", "write host:port")
-    Traceback (most recent call last):
-    ...
-    tfdist.errors.ClusterError: Expected one port for each address. Received: '10.0.0.1'. Fix: write host:port.
+    >>> print(ClusterError("a port in each address", "'10.0.0.1'", "write host:port"))
+    Expected a port in each address. Received: '10.0.0.1'. Fix: write host:port.
 
 The command line prints the message alone, without a traceback, and exits with `exit_code`.
 """

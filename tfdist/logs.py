@@ -42,6 +42,10 @@ def install(cluster: Cluster, environ: Mapping[str, str] | None = None) -> None:
     # INFO is where the choice of strategy and its reasons are said.
     if absl_logging.get_verbosity() < absl_logging.INFO:
         absl_logging.set_verbosity(absl_logging.INFO)
+    # TensorFlow says at this level how it packed each collective.
+    tensorflow = logging.getLogger("tensorflow")
+    if tensorflow.level == logging.NOTSET:
+        tensorflow.setLevel(logging.WARNING)
     if mark and not environ.get("TFDIST_LAUNCHED"):
         logger.filters[:] = [f for f in logger.filters if not isinstance(f, _Prefix)]
         logger.addFilter(_Prefix(mark))

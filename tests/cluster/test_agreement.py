@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 import pytest
+
 from tests.support.harness import run_script
 
 HEAD = textwrap.dedent(
@@ -66,8 +67,7 @@ REFUSED = {
         "whether the data ends",
     ),
     "evaluate on the chief while the other trains": (
-        "model = build(); model.fit(data)\n"
-        "model.evaluate(data) if me == 0 else model.fit(data)",
+        "model = build(); model.fit(data)\nmodel.evaluate(data) if me == 0 else model.fit(data)",
         "same order",
     ),
 }

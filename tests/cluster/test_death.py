@@ -8,6 +8,7 @@ import textwrap
 import time
 
 import pytest
+
 from tests.support.harness import run_script
 from tests.support.harness import start_script
 
@@ -59,9 +60,7 @@ def test_kill_9_of_a_worker_ends_the_others_with_its_name(victim, tmp_path):
 
 
 def test_a_stopped_worker_is_noticed_although_its_connections_stay_open(tmp_path):
-    with start_script(
-        ENDLESS, workers=2, launcher_args=["--grace", "5"], tmp_path=tmp_path
-    ) as job:
+    with start_script(ENDLESS, workers=2, launcher_args=["--grace", "5"], tmp_path=tmp_path) as job:
         job.wait_for_line("in the middle of training", 90)
         started = time.monotonic()
         job.kill("worker 1", signal.SIGSTOP)

@@ -43,7 +43,7 @@ class Decoder:
             WireError: The bytes are not frames of this protocol.
         """
         self._buffer += data
-        messages = []
+        messages: list[dict[str, Any]] = []
         while True:
             head = bytes(self._buffer[: len(MAGIC)])
             if head != MAGIC[: len(head)]:
@@ -67,7 +67,7 @@ class Decoder:
 
 
 def keep_private(sock: socket.socket) -> socket.socket:
-    """Prepares a connected socket: no delay for small frames, not inherited by programs we start."""
+    """Prepares a connected socket: small frames go at once, programs we start do not inherit it."""
     sock.set_inheritable(False)
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -191,12 +191,12 @@ def _repairs() -> tuple[Repair, ...]:
         def compile(self: Any, *args: Any, **kwargs: Any) -> None:
             scope.join_current(self)
             if not is_ours(self):
-                return original(self, *args, **kwargs)
+                original(self, *args, **kwargs)
+                return
             # Metrics given by name make their variables here.
             with self._distribute_strategy.scope():
                 original(self, *args, **kwargs)
             scope.adopt(self, self._distribute_strategy)
-            return None
 
         return compile
 
@@ -204,8 +204,9 @@ def _repairs() -> tuple[Repair, ...]:
         @functools.wraps(original)
         def method(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
             if not is_ours(self) or data_batch is None:
-                return original(self, iterator=iterator, data_batch=data_batch)
-            return build.build(self, build.spec_of(data_batch))
+                original(self, iterator=iterator, data_batch=data_batch)
+                return
+            build.build(self, build.spec_of(data_batch))
 
         return method
 

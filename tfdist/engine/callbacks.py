@@ -107,7 +107,9 @@ def of_one_worker(callbacks: list[Any], is_chief: bool) -> Iterator[None]:
         for callback in callbacks:
             if type(callback) in _WRITERS:
                 continue
-            if type(callback).__module__.startswith("keras.") and getattr(callback, "verbose", 0):
+            if type(callback).__module__.startswith("keras.") and getattr(
+                callback, "verbose", False
+            ):
                 change(callback, "verbose", 0)
             if isinstance(callback, keras.callbacks.CSVLogger):
                 change(callback, "filename", os.devnull)

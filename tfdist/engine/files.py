@@ -27,6 +27,8 @@ log = logging.getLogger("absl")
 
 Save = Callable[..., Any]
 
+_said = False
+
 
 def guarded(original: Save) -> Save:
     """Returns `original(model, filepath, ...)` made safe for models under a strategy."""
@@ -42,7 +44,7 @@ def guarded(original: Save) -> Save:
                 with tempfile.TemporaryDirectory(prefix="tfdist-scratch-") as scratch:
                     name = os.path.basename(os.fspath(filepath).rstrip("/"))
                     original(self, os.path.join(scratch, name), *args, **kwargs)
-            log.info("only the chief writes; this worker leaves %s to it", filepath)
+            _say_once(filepath)
             return None
         overwrite = kwargs.get("overwrite", args[0] if args else True)
         if target is None or overwrite is False:
@@ -51,6 +53,13 @@ def guarded(original: Save) -> Save:
         return _write_aside(target, lambda path: original(self, path, *args, **kwargs))
 
     return save
+
+
+def _say_once(filepath: Any) -> None:
+    global _said
+    if not _said:
+        _said = True
+        log.info("only the chief writes; this worker leaves %s and the like to it", filepath)
 
 
 def _is_chief(strategy: Any) -> bool:

@@ -11,6 +11,7 @@ import itertools
 import logging
 import random
 from collections.abc import Callable
+from collections.abc import Generator
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,9 +60,11 @@ class Feed:
         limit = keras_config.max_steps_per_epoch()
         self.steps = min(filter(None, (limit, steps)), default=None)
         several = is_several_workers(strategy)
+        # With a seed of the program, Keras shuffles alike everywhere, and as on one device.
+        unseeded = several and not seeds.program_is_seeded()
         if data_adapters.is_tf_dataset(x) or not hasattr(x, "__len__"):
             shuffle = False  # Not ours to shuffle, and Keras would warn of a default.
-        if several and shuffle and isinstance(x, keras.utils.PyDataset):
+        if unseeded and shuffle and isinstance(x, keras.utils.PyDataset):
             x, shuffle = _Permuted(x, seeds.next_seed()), False
         self._adapter = _adapter(
             x,
@@ -75,7 +78,7 @@ class Feed:
         )
         self.policy = "given"
         dataset = self._adapter.get_tf_dataset()
-        if several and _is_shuffled_array(self._adapter):
+        if unseeded and _is_shuffled_array(self._adapter):
             dataset = _shuffled_arrays(self._adapter)
         self._dataset = dataset
         if isinstance(dataset, tf.data.Dataset):
@@ -109,7 +112,7 @@ class Feed:
             return None
         return lambda: next(iter(self._dataset.take(1)))
 
-    def epoch(self) -> Iterator[Any]:
+    def epoch(self) -> Generator[Any, None, None]:
         """Yields the batches of the next epoch, each with the values of all local replicas.
 
         With `steps`, data that is not finished goes on in the next epoch, as in Keras.
@@ -131,6 +134,10 @@ class Feed:
                 count += 1
                 yield batch
             self._length = count
+            if self.steps is None and self._adapter.num_batches:
+                # Keras makes an iterator here that it never reads. The order of a dataset that
+                # shuffles anew for every iterator is only the same as on one device with it.
+                iter(self._distributed)
         finally:
             self._adapter.on_epoch_end()
 

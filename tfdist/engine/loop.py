@@ -23,7 +23,6 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from tfdist.engine import build
 from tfdist.engine import callbacks as callback_rules
 from tfdist.engine import scope
-from tfdist.engine import steps as step_functions
 from tfdist.engine.inputs import Feed
 from tfdist.engine.inputs import executions
 from tfdist.engine.peers import Peers
@@ -415,7 +414,8 @@ def _model_facts(model: Any, to_train: bool) -> dict[str, Any]:
             sorted(
                 [key, value]
                 for key, value in optimizer.get_config().items()
-                if isinstance(value, (bool, int, str)) and key != "name"
+                if isinstance(value, (bool, int, str))
+                and key != "name"
                 or value is None
                 or key == "momentum"
             ),

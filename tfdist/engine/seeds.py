@@ -48,6 +48,13 @@ def next_seed() -> int | None:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
+def program_is_seeded() -> bool:
+    """Whether the program has set a global seed (`keras.utils.set_random_seed` does)."""
+    from tensorflow.python.framework import random_seed as program_seeds
+
+    return program_seeds.get_seed(None)[0] is not None
+
+
 def _several_workers() -> bool:
     try:
         return detect(os.environ).num_workers > 1
@@ -58,7 +65,6 @@ def _several_workers() -> bool:
 def install() -> None:
     """Gives tf.data operations without a seed a shared one; only in jobs of several workers."""
     from tensorflow.python.data.util import random_seed as data_seeds
-    from tensorflow.python.framework import random_seed as program_seeds
 
     original = data_seeds.get_seed
     if hasattr(original, _MARK):
@@ -66,7 +72,7 @@ def install() -> None:
 
     @functools.wraps(original)
     def get_seed(seed: Any) -> Any:
-        if seed is None and program_seeds.get_seed(None)[0] is None:
+        if seed is None and not program_is_seeded():
             seed = next_seed()
             if seed is not None:
                 # Two halves, as for a program seed and an operation seed.

@@ -89,7 +89,6 @@ def local_mean(strategy: Any, value: Any) -> Any:
     return tf.reduce_mean(tf.stack(values), axis=0)
 
 
-
 def is_several_workers(strategy: Any) -> bool:
     """Whether `strategy` spans processes."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and bool(

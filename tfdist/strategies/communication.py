@@ -42,6 +42,4 @@ class CommunicationOptions:
         """Returns the `tf.distribute.experimental.CommunicationOptions` that says the same."""
         import tensorflow as tf
 
-        return tf.distribute.experimental.CommunicationOptions(
-            timeout_seconds=self.timeout_seconds
-        )
+        return tf.distribute.experimental.CommunicationOptions(timeout_seconds=self.timeout_seconds)

@@ -264,8 +264,10 @@ def steps_per_execution():
 def repeated_with_steps():
     model = linear_model()
     data = dataset(*linear_data()).repeat()
-    return outcome(model, model.fit(data, epochs=3, steps_per_epoch=3, validation_data=data,
-                                    validation_steps=2))
+    return outcome(
+        model,
+        model.fit(data, epochs=3, steps_per_epoch=3, validation_data=data, validation_steps=2),
+    )
 
 
 def unknown_length():
@@ -279,8 +281,15 @@ def unknown_length():
 def arrays_in_order():
     model = linear_model()
     x, y = linear_data()
-    history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, validation_split=0.25,
-                        sample_weight=np.linspace(0.5, 1.5, 48))
+    history = model.fit(
+        x,
+        y,
+        batch_size=BATCH,
+        epochs=2,
+        shuffle=False,
+        validation_split=0.25,
+        sample_weight=np.linspace(0.5, 1.5, 48),
+    )
     return outcome(model, history)
 
 
@@ -295,6 +304,18 @@ def shuffled_dataset_sees_all():
     data = tf.data.Dataset.from_tensor_slices((IDS, IDS)).shuffle(48).batch(BATCH)
     history = model.fit(data, epochs=3)
     return {"history": {k: v for k, v in history.history.items() if k != "loss"}}
+
+
+def seeded_orders():
+    x, y = linear_data()
+    model = linear_model()
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(48, seed=3).batch(BATCH)
+    first = model.fit(data, epochs=3, validation_data=data)
+    keras.utils.set_random_seed(5)
+    second = linear_model()
+    history = second.fit(x, y, batch_size=BATCH, epochs=2)
+    tf.random.set_seed(None)
+    return outcome(model, first, second=outcome(second, history))
 
 
 class Numbers(keras.utils.PyDataset):
@@ -339,8 +360,12 @@ def classification_metrics():
     x, y = linear_data()
     labels = (y > 0).astype("float32")
     with strategy.scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(
-            1, activation="sigmoid", kernel_initializer="ones")])
+        model = keras.Sequential(
+            [
+                keras.Input((3,)),
+                keras.layers.Dense(1, activation="sigmoid", kernel_initializer="ones"),
+            ]
+        )
         model.compile(
             keras.optimizers.SGD(0.01),
             "binary_crossentropy",
