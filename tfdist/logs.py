@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Mapping
 
 from tfdist.cluster.topology import Cluster
+
+#: As absl writes it, without the number of the thread.
+_FORMAT = "%(levelname).1s%(asctime)s %(filename)s:%(lineno)d] %(message)s"
+_TIME = "%m%d %H:%M:%S"
 
 
 def role(cluster: Cluster) -> str:
@@ -38,6 +43,12 @@ def install(cluster: Cluster, environ: Mapping[str, str] | None = None) -> None:
 
     environ = os.environ if environ is None else environ
     mark = role(cluster)
+    if not logging.getLogger().handlers:
+        # Without one, Python shows warnings only, and how a job is run would go unsaid.
+        # (absl's own handler takes this one's place in a program that starts with absl's app.run.)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter(_FORMAT, _TIME))
+        logging.getLogger().addHandler(handler)
     logger = absl_logging.get_absl_logger()
     # INFO is where the choice of strategy and its reasons are said.
     if absl_logging.get_verbosity() < absl_logging.INFO:

@@ -87,6 +87,8 @@ class Feed:
         self._distributed = dataset
         self.spec = tree.map_structure(_first_replica, dataset.element_spec)
         self._iterator: Any = None
+        # Compiled: between workers, reading includes agreeing on whether anybody has data left.
+        self._pull = tf.function(lambda iterator: iterator.get_next(), reduce_retracing=True)
         self._length: int | None = None
 
     @property
@@ -123,12 +125,11 @@ class Feed:
                 self._iterator = iter(self._distributed)
             count = 0
             while self.steps is None or count < self.steps:
-                batch = next(self._iterator, None)
-                if batch is None:
+                try:
+                    batch = self._pull(self._iterator)
+                except tf.errors.OutOfRangeError:
                     self._iterator = None
-                    if self.steps is not None and not self._rewind(count):
-                        break
-                    if self.steps is None:
+                    if self.steps is None or not self._rewind(count):
                         break
                     continue
                 count += 1

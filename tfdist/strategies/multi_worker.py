@@ -9,15 +9,19 @@ detection and start barrier in front of the constructor, so that a script that c
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from typing import Any
 
+from tfdist import logs
 from tfdist.cluster import current
 from tfdist.cluster.detect import detect
 from tfdist.cluster.topology import Cluster
 from tfdist.errors import StrategyError
 from tfdist.strategies.communication import CommunicationOptions
 from tfdist.strategies.registry import Options
+
+log = logging.getLogger("absl")
 
 _MARK = "_tfdist_original"
 
@@ -50,7 +54,8 @@ def resolver(cluster: Cluster) -> Any:
             gpus = len(tf.config.list_physical_devices("GPU"))
             return {"GPU": gpus} if gpus else {}
 
-    if cluster.num_workers < 2 or cluster.is_evaluator:
+    alone = cluster.num_workers < 2 and not cluster.has_parameter_servers
+    if alone or cluster.is_evaluator:
         return Resolver(tf.train.ClusterSpec({}))
     return Resolver(
         tf.train.ClusterSpec({role: list(cluster.addresses[role]) for role in cluster.roles}),
@@ -76,6 +81,8 @@ def guard() -> None:
         if cluster_resolver is None:
             cluster = detect(os.environ)
             _refuse_servers(cluster)
+            logs.install(cluster)
+            log.info("%s: %s", cluster.task, cluster.source)
             current.join_once(cluster)
             cluster_resolver = resolver(cluster)
             if communication_options is None:
