@@ -88,7 +88,9 @@ class Feed:
         self.spec = tree.map_structure(_first_replica, dataset.element_spec)
         self._iterator: Any = None
         # Compiled: between workers, reading includes agreeing on whether anybody has data left.
-        self._pull = tf.function(lambda iterator: iterator.get_next(), reduce_retracing=True)
+        self._pull = tf.function(
+            lambda iterator: iterator.get_next_as_optional(), reduce_retracing=True
+        )
         self._length: int | None = None
 
     @property
@@ -125,15 +127,14 @@ class Feed:
                 self._iterator = iter(self._distributed)
             count = 0
             while self.steps is None or count < self.steps:
-                try:
-                    batch = self._pull(self._iterator)
-                except tf.errors.OutOfRangeError:
+                optional = self._pull(self._iterator)
+                if not optional.has_value():
                     self._iterator = None
                     if self.steps is None or not self._rewind(count):
                         break
                     continue
                 count += 1
-                yield batch
+                yield optional.get_value()
             self._length = count
             if self.steps is None and self._adapter.num_batches:
                 # Keras makes an iterator here that it never reads. The order of a dataset that
