@@ -25,6 +25,7 @@ from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters import generator_data_adapter
 
 from tfdist.engine import seeds
+from tfdist.engine.readers import reader_for
 from tfdist.engine.steps import is_several_workers
 
 log = logging.getLogger("absl")
@@ -84,13 +85,10 @@ class Feed:
         if isinstance(dataset, tf.data.Dataset):
             dataset, self.policy = _sharded(dataset, several)
             dataset = strategy.experimental_distribute_dataset(dataset)
-        self._distributed = dataset
         self.spec = tree.map_structure(_first_replica, dataset.element_spec)
-        self._iterator: Any = None
-        # Compiled: between workers, reading includes agreeing on whether anybody has data left.
-        self._pull = tf.function(
-            lambda iterator: iterator.get_next_as_optional(), reduce_retracing=True
-        )
+        ends = self.cardinality if self.policy == "example" else None
+        self._reader = reader_for(strategy, dataset, ends, ours=self.policy != "given")
+        self._open = False
         self._length: int | None = None
 
     @property
@@ -123,29 +121,34 @@ class Feed:
         """
         self._adapter.on_epoch_begin()
         try:
-            if self._iterator is None or self.steps is None:
-                self._iterator = iter(self._distributed)
+            if not self._open or self.steps is None:
+                self._start()
             count = 0
             while self.steps is None or count < self.steps:
-                optional = self._pull(self._iterator)
-                if not optional.has_value():
-                    self._iterator = None
+                batch = self._reader.next()
+                if batch is None:
+                    self._open = False
                     if self.steps is None or not self._rewind(count):
                         break
                     continue
                 count += 1
-                yield optional.get_value()
+                yield batch
             self._length = count
             if self.steps is None and self._adapter.num_batches:
                 # Keras makes an iterator here that it never reads. The order of a dataset that
                 # shuffles anew for every iterator is only the same as on one device with it.
-                iter(self._distributed)
+                self._reader.start()
+                self._open = False
         finally:
             self._adapter.on_epoch_end()
 
     def restart(self) -> None:
         """Makes the next epoch begin at the start of the data."""
-        self._iterator = None
+        self._open = False
+
+    def _start(self) -> None:
+        self._reader.start()
+        self._open = True
 
     def _rewind(self, count: int) -> bool:
         """At the end of the data before the end of an epoch of fixed steps: whether to start over.
@@ -155,7 +158,7 @@ class Feed:
         """
         if count == 0 and self._length:
             self._length = None
-            self._iterator = iter(self._distributed)
+            self._start()
             return True
         log.warning(
             "the data ended after %d of %d steps; make it longer or repeat() it", count, self.steps
