@@ -208,15 +208,33 @@ def test_a_task_of_another_job_is_turned_away(ports):
 
 
 def test_two_processes_with_one_task_are_told(ports):
-    tasks = Tasks("join(); time.sleep(2)", ports, which=(0, 1), timeout=8.0)
+    tasks = Tasks("join()", ports, which=(0, 1), timeout=12.0)
     time.sleep(1.5)
-    twin = Tasks(
-        "rendezvous.listen = lambda c: __import__('socket').socket()\njoin()", ports, which=(1,)
-    )
+    on_another_host = "rendezvous.listen = lambda c: __import__('socket').socket()\n"
+    fewer = "rendezvous._REFUSALS = 1\n"
+    twin = Tasks(on_another_host + fewer + "join()", ports, which=(1,))
     output = twin.wait()[1]
     tasks.wait()
     assert twin.codes() == {1: 2}
     assert "worker 1 is already here" in output
+
+
+def test_a_task_that_starts_again_unnoticed_gets_its_place(ports):
+    # Its connection stays open on the chief's side, as when its machine lost power.
+    first = Tasks("hub._QUIET_SECONDS = 3.0\njoin()", ports, which=(0, 1), timeout=40.0)
+    time.sleep(1.5)
+    first.processes[1].send_signal(signal.SIGSTOP)
+    on_another_host = "rendezvous.listen = lambda c: __import__('socket').socket()\n"
+    again = Tasks(on_another_host + "join()", ports, which=(1,), timeout=40.0)
+    time.sleep(7.0)
+    last = Tasks("join()", ports, which=(2,), timeout=40.0)
+    try:
+        again.processes[1].wait(35)
+        assert again.processes[1].returncode == 0
+    finally:
+        for group in (first, again, last):
+            for process in group.processes.values():
+                process.kill()
 
 
 def test_other_versions_are_refused_by_all(ports):

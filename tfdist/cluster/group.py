@@ -73,6 +73,7 @@ class Group:
         self._silence = silence_seconds
         self._send_lock = threading.Lock()
         self._state = threading.Condition()
+        self._round = 0
         self._reply: dict[str, Any] | None = None
         self._lost: dict[Task, str] = {}
         self._left: dict[Task, str | None] = {}
@@ -122,7 +123,8 @@ class Group:
         with self._state:
             self._raise_if_lost(name)
             self._reply = None
-        self._send({"t": "gather", "name": name, "value": value})
+        self._round += 1
+        self._send({"t": "gather", "name": name, "value": value, "round": self._round})
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._state:
             while self._reply is None:
@@ -259,7 +261,8 @@ class Group:
         kind = message.get("t")
         with self._state:
             if kind == "gathered":
-                self._reply = message
+                if message.get("round") == self._round:  # Not one that came after its timeout.
+                    self._reply = message
             elif kind == "lost":
                 task = Task(*message["task"])
                 self._note_loss(task, message["reason"])

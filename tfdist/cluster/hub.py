@@ -24,6 +24,9 @@ log = logging.getLogger("absl")
 #: A round of gathering that fewer than all tasks have joined names the missing ones this often.
 REMIND_SECONDS = 30.0
 _TICK_SECONDS = 1.0
+#: Tasks at the barrier say something every 5 s; one that has not is taken to have ended if
+#: another process comes with the same task.
+_QUIET_SECONDS = 12.0
 
 
 @dataclasses.dataclass
@@ -36,7 +39,7 @@ class _Member:
     #: The gather this member waits in, or None.
     name: str | None = None
     value: Any = None
-    round: int = 0
+    round: Any = None
     left: bool = False
 
 
@@ -70,6 +73,7 @@ class Hub(threading.Thread):
         self._lost: dict[Task, str] = {}
         self._announced = False
         self._given_up = threading.Event()
+        self._stopped = threading.Event()
         self._reminded = 0.0
         self._sockets = [listener, local]
         listener.setblocking(False)
@@ -80,19 +84,38 @@ class Hub(threading.Thread):
         """Returns every socket held, to be closed in a forked child."""
         return [*self._sockets, *self._members]
 
-    def give_up(self) -> None:
-        """Ends the barrier: those who are here are told who was missing, in the chief's words."""
-        self._given_up.set()
+    def stop(self) -> None:
+        """Ends the hub and closes every connection."""
+        self._stopped.set()
         self.join(2 * _TICK_SECONDS)
 
+    def give_up(self) -> bool:
+        """Ends the barrier: those who are here are told who was missing, in the chief's words.
+
+        Returns:
+            False if the barrier has just opened after all, in which case nothing ends.
+        """
+        self._given_up.set()
+        self.join(2 * _TICK_SECONDS)
+        return not self._announced
+
     def run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            for sock in self.sockets():
+                sock.close()
+
+    def _serve(self) -> None:
         tick = min(_TICK_SECONDS, self._silence / 4)
         last = time.monotonic()
         while self._members or self._listener is not None:
             events = self._selector.select(tick)
-            if self._given_up.is_set():
+            if self._given_up.is_set() and not self._announced:
                 missing = [[t.type, t.index] for t in self.missing]
                 self._tell_all({"t": "failed", "tasks": missing})
+                return
+            if self._stopped.is_set():
                 return
             now = time.monotonic()
             if now - last > self._silence / 2:
@@ -151,6 +174,7 @@ class Hub(threading.Thread):
             return
         if not self._announced:
             del self._here[task]  # It may come back before the barrier opens.
+            self._tell_missing()
             return
         if member.left:
             self._tell_all({"t": "gone", "task": [task.type, task.index]})
@@ -162,11 +186,14 @@ class Hub(threading.Thread):
     def _tell(self, member: _Member, message: dict[str, Any]) -> None:
         try:
             member.sock.sendall(wire.pack(message))
+        except ConnectionError:
+            pass  # It may still hold a last word (a bye): `_read` finds it, and the end.
         except OSError as error:
             self._drop(member, str(error))
 
     def _tell_all(self, message: dict[str, Any]) -> None:
-        for member in list(self._members.values()):
+        # The chief last: it may end the process, and this thread with it, once it knows.
+        for member in reversed(list(self._members.values())):
             if member.task is not None:
                 self._tell(member, message)
 
@@ -188,7 +215,7 @@ class Hub(threading.Thread):
             self._tell(member, {"t": "beat"})
         elif kind == "gather":
             member.name, member.value = str(message.get("name")), message.get("value")
-            member.round += 1
+            member.round = message.get("round")
             self._settle()
         elif kind == "bye":
             member.left = True
@@ -202,24 +229,32 @@ class Hub(threading.Thread):
             self._settle()
 
     def _hello(self, member: _Member, message: dict[str, Any]) -> None:
-        kind, index = message["task"]
-        task = Task(str(kind), int(index))
-        problem = None
+        try:
+            kind, index = message["task"]
+            task = Task(str(kind), int(index))
+        except (KeyError, TypeError, ValueError):
+            self._drop(member, "it did not say which task it is")
+            return
+        problem, retry = None, False
         if message.get("digest") != self._digest:
             problem = "it belongs to another job or describes another cluster"
         elif task not in self._tasks:
             problem = f"{task} is not in this cluster"
-        elif task in self._here:
-            problem = f"{task} is already here; two processes have the same task"
+        elif task in self._here and not self._announced:
+            # It may have started again on a machine whose end nobody was told of.
+            if time.monotonic() - self._here[task].heard > _QUIET_SECONDS:
+                self._drop(self._here[task], "it started again")
+            else:
+                problem = f"{task} is already here; two processes have the same task"
+                retry = True
         if problem:
-            self._tell(member, {"t": "refused", "reason": problem})
+            self._tell(member, {"t": "refused", "reason": problem, "retry": retry})
             self._drop(member, problem)
             return
         member.task, member.facts = task, message.get("facts") or {}
         self._here[task] = member
-        missing = self.missing
-        if missing:
-            self._tell_all({"t": "missing", "tasks": [[t.type, t.index] for t in missing]})
+        if self.missing:
+            self._tell_missing()
         else:
             # TensorFlow of this process needs the port before any other task may try it.
             if self._listener is not None:
@@ -229,6 +264,9 @@ class Hub(threading.Thread):
             self._announced = True
             facts = [self._here[t].facts for t in self._tasks]
             self._tell_all({"t": "go", "facts": facts})
+
+    def _tell_missing(self) -> None:
+        self._tell_all({"t": "missing", "tasks": [[t.type, t.index] for t in self.missing]})
 
     @property
     def missing(self) -> tuple[Task, ...]:
@@ -254,7 +292,7 @@ class Hub(threading.Thread):
             return
         for member in waiting:
             member.name = member.value = None
-            self._tell(member, reply)
+            self._tell(member, {**reply, "round": member.round})
 
     def _remind(self, now: float) -> None:
         waiting = [m for m in self._here.values() if m.name is not None]

@@ -19,6 +19,7 @@ import platform
 import random
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -40,6 +41,9 @@ DEFAULT_TIMEOUT = 300.0
 SILENCE_SECONDS = 35.0
 REMIND_SECONDS = 30.0
 _CHIEF_FIRST_SECONDS = 3.0
+#: A task that seems to be there already is tried again so often, 3 s apart: longer than
+#: `hub._QUIET_SECONDS`, so that a task that has started again gets its place.
+_REFUSALS = 5
 
 
 def timeout_from(environ: Mapping[str, str]) -> float:
@@ -105,8 +109,13 @@ def join(cluster: Cluster, timeout: float = DEFAULT_TIMEOUT, job: str = "") -> G
         # Only the chief listens; the port was bound to see that TensorFlow will get it.
         listener.close()
         sock = _connect(cluster, deadline, timeout)
-    group = _wait_for_all(cluster, sock, hub, deadline, timeout, job)
-    _check_versions(group)
+    try:
+        group = _wait_for_all(cluster, sock, hub, deadline, timeout, job)
+        _check_versions(group)
+    except BaseException:
+        if hub is not None:
+            hub.stop()
+        raise
     return group.start()
 
 
@@ -175,9 +184,15 @@ def _connect(cluster: Cluster, deadline: float, timeout: float) -> socket.socket
     remind = time.monotonic() + REMIND_SECONDS
     pause = 0.05
     while True:
+        now = time.monotonic()
         try:
-            return wire.keep_private(socket.create_connection((host, port), timeout=5.0))
-        except OSError as error:
+            sock = _connect_once(host, port, max(0.1, min(5.0, deadline - now)))
+            # Before the chief listens, a connection to a port of this machine can meet itself.
+            if sock.getsockname() != sock.getpeername():
+                return wire.keep_private(sock)
+            sock.close()
+            problem = "connection refused"
+        except (OSError, UnicodeError) as error:
             problem = str(error)
         now = time.monotonic()
         if now >= deadline:
@@ -187,6 +202,42 @@ def _connect(cluster: Cluster, deadline: float, timeout: float) -> socket.socket
             log.warning("still waiting for %s: %s", _describe(cluster, (chief,)), problem)
         time.sleep(min(pause * random.uniform(0.5, 1.0), max(0.0, deadline - now)))
         pause = min(pause * 1.5, 2.0)
+
+
+def _connect_once(host: str, port: int, timeout: float) -> socket.socket:
+    """Connects within `timeout` seconds, the look-up of the name included.
+
+    Raises:
+        OSError: The name was not found, or nobody answered, in that time.
+    """
+    box: list[Any] = []
+
+    def look_up() -> None:
+        try:
+            box.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            box.append(error)
+
+    # The look-up itself knows no limit.
+    thread = threading.Thread(target=look_up, name="tfdist-lookup", daemon=True)
+    deadline = time.monotonic() + timeout
+    thread.start()
+    thread.join(timeout)
+    if not box:
+        raise TimeoutError(f"the name {host!r} was not found within {timeout:.0f} s")
+    if isinstance(box[0], Exception):
+        raise box[0]
+    problem: OSError = OSError(f"no address for {host!r}")
+    for family, kind, protocol, _, address in box[0]:
+        sock = socket.socket(family, kind, protocol)
+        sock.settimeout(max(0.1, deadline - time.monotonic()))
+        try:
+            sock.connect(address)
+            return sock
+        except OSError as error:
+            sock.close()
+            problem = error
+    raise problem
 
 
 def _wait_for_all(
@@ -204,14 +255,15 @@ def _wait_for_all(
     problem = ""
     decoder = wire.Decoder()
     greeted = False
+    refusals = 0
     while True:
         now = time.monotonic()
         # The chief knows best who is missing, so the others give it a moment to say so.
         if now >= deadline + (0.0 if hub else _CHIEF_FIRST_SECONDS):
-            if hub is not None:
-                hub.give_up()
-            sock.close()
-            raise _missing(cluster, missing, timeout, problem)
+            if hub is None or hub.give_up():
+                sock.close()
+                raise _missing(cluster, missing, timeout, problem)
+            deadline = now + 5.0  # All came in the last moment: "go" is on its way.
         if now >= remind:
             remind += REMIND_SECONDS
             log.warning("still waiting for %s", _describe(cluster, missing))
@@ -257,6 +309,13 @@ def _wait_for_all(
             elif kind == "failed":
                 sock.close()
                 raise _missing(cluster, tuple(Task(*t) for t in message["tasks"]), timeout, "")
+            elif kind == "refused" and message.get("retry") and refusals < _REFUSALS:
+                refusals += 1
+                problem = str(message.get("reason"))
+                time.sleep(3.0)
+                sock.close()
+                sock, decoder, greeted = _connect(cluster, deadline, timeout), wire.Decoder(), False
+                break
             elif kind == "refused":
                 sock.close()
                 raise ClusterError(

@@ -45,7 +45,9 @@ def main(argv: list[str]) -> None:
             run_module(target)
         else:
             run_script(target)
-    except SystemExit:
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            sys.last_value = error  # as for other errors: it is looked up at the end
         raise
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
