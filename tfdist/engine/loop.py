@@ -20,8 +20,8 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters import data_adapter_utils
 
-from tfdist.engine import build
 from tfdist.engine import callbacks as callback_rules
+from tfdist.engine import prepare
 from tfdist.engine import scope
 from tfdist.engine.inputs import Feed
 from tfdist.engine.inputs import executions
@@ -94,8 +94,8 @@ def fit(
             "validation_freq": validation_freq,
         }
         if validation is not None:
-            agreed |= {f"validation {k}": v for k, v in _data_facts(validation).items()}
-        _prepare(model, feed, peers, agreed)
+            agreed |= {f"validation {k}": v for k, v in prepare.data_facts(validation).items()}
+        prepare.prepare(model, feed, peers, agreed)
         calls = callback_rules.as_list(callbacks)
         stops = peers.any("its callbacks", callback_rules.may_stop_in_an_epoch(calls))
         with callback_rules.of_one_worker(calls, peers.is_chief):
@@ -209,7 +209,7 @@ def evaluate(
         feed = Feed(
             model.distribute_strategy, x, y, sample_weight, batch_size=batch_size, steps=steps
         )
-        _prepare(model, feed, peers)
+        prepare.prepare(model, feed, peers)
         listed = callback_rules.as_list(callbacks)
         with callback_rules.of_one_worker(listed, peers.is_chief):
             calls = callback_rules.container(
@@ -261,7 +261,7 @@ def predict(
     peers = Peers(model.distribute_strategy, "predict")
     with peers.together():
         feed = Feed(model.distribute_strategy, x, batch_size=batch_size, steps=steps)
-        _prepare(model, feed, peers, to_train=False)
+        prepare.prepare(model, feed, peers, to_train=False)
         listed = callback_rules.as_list(callbacks)
         with callback_rules.of_one_worker(listed, peers.is_chief):
             calls = callback_rules.container(
@@ -326,32 +326,6 @@ class _Counted:
         return value
 
 
-def _prepare(
-    model: Any,
-    feed: Feed,
-    peers: Peers,
-    arguments: dict[str, Any] | None = None,
-    *,
-    to_train: bool = True,
-) -> None:
-    """Makes sure that the workers are about to do the same, then builds what is not built yet."""
-    scope.adopt(model, model.distribute_strategy)
-    # Making a variable is a collective: what is made must be the same before it is begun.
-    peers.same(
-        "its arguments",
-        {**(arguments or {}), **_data_facts(feed), **_model_facts(model, to_train)},
-        _FIXES,
-    )
-    build.build(model, feed.spec, feed.sample(), to_train=to_train)
-    # Building may have made the variables of metrics and optimizers that were bare until now.
-    scope.adopt(model, model.distribute_strategy)
-    peers.same(
-        "its variables",
-        {"the model": [[list(v.shape), str(v.dtype)] for v in model.variables]},
-        _FIXES,
-    )
-
-
 def _results(model: Any, logs: Any, peers: Peers, what: str) -> dict[str, Any]:
     """Returns the values over all examples of all replicas, the same on every worker."""
     own = model._get_metrics_result_or_logs(logs)
@@ -392,55 +366,6 @@ def _agree_on_rate(model: Any, peers: Peers, epoch: int) -> None:
     chief = peers.chiefs(f"the learning rate after epoch {epoch + 1}", mine)
     if chief != mine:
         optimizer.learning_rate = chief
-
-
-_FIXES = {
-    "validation_data": "pass validation_data on every worker or on none: validation is done by "
-    "all workers together",
-    "steps_per_epoch": "pass the same steps_per_epoch on every worker",
-}
-
-
-def _model_facts(model: Any, to_train: bool) -> dict[str, Any]:
-    facts = {
-        "the kinds of layers": [type(layer).__name__ for layer in model._flatten_layers()],
-        "steps_per_execution": getattr(model, "steps_per_execution", 1),
-        "run_eagerly": bool(model.run_eagerly),
-    }
-    optimizer = getattr(model, "optimizer", None)
-    if to_train and optimizer is not None:
-        facts["the optimizer"] = [
-            type(optimizer).__name__,
-            sorted(
-                [key, value]
-                for key, value in optimizer.get_config().items()
-                if isinstance(value, (bool, int, str))
-                and key != "name"
-                or value is None
-                or key == "momentum"
-            ),
-        ]
-    return facts
-
-
-def _data_facts(feed: Feed) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "steps_per_epoch": feed.steps,
-        "the structure of the data": _describe(feed.spec),
-        "whether the data ends": feed.cardinality != -1,
-    }
-    if feed.policy == "example":
-        facts["the number of batches in the data"] = feed.cardinality
-    return facts
-
-
-def _describe(spec: Any) -> list[str]:
-    def one(leaf: Any) -> str:
-        shape = getattr(leaf, "shape", None)
-        inner = list(shape[1:]) if shape is not None and shape.rank else "?"
-        return f"{getattr(leaf, 'dtype', None)}{inner}"
-
-    return [one(leaf) for leaf in tree.flatten(spec)]
 
 
 def _verbosity(verbose: Any, peers: Peers) -> Any:

@@ -146,7 +146,8 @@ class Peers:
     def _listing(self, values: list[Any]) -> str:
         assert self.group is not None
         return ", ".join(
-            f"{value!r} on {task}" for task, value in zip(self.group.tasks, values, strict=True)
+            f"{_short(value)} on {task}"
+            for task, value in zip(self.group.tasks, values, strict=True)
         )
 
 
@@ -178,6 +179,11 @@ def _group_for(strategy: Any) -> Group | None:
             "it, or start the script with `tfdist run`",
         )
     return group
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 300 else f"{text[:300]}..."
 
 
 def _is_scalar(value: Any) -> bool:
