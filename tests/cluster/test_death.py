@@ -116,6 +116,38 @@ def test_the_chief_waits_at_the_end_for_those_who_are_busy(tmp_path):
     assert any("late but well" in line for line in run.lines("worker 1"))
 
 
+def test_a_pool_of_processes_can_be_ended(tmp_path):
+    source = TRAIN + textwrap.dedent(
+        """
+        import multiprocessing
+        def double(number):
+            return 2 * number
+        model.fit(data, epochs=1, verbose=0)
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            print(pool.map(double, range(3)), flush=True)
+        """
+    )
+    run = run_script(source, workers=2, timeout=90, tmp_path=tmp_path)
+    assert run.code == 0, run.output
+    assert "[0, 2, 4]" in run.lines("worker 0") and "[0, 2, 4]" in run.lines("worker 1")
+
+
+def test_a_model_that_the_others_have_no_part_in_is_warned_of(tmp_path):
+    source = TRAIN + textwrap.dedent(
+        """
+        own = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="my_own")
+        own.compile("sgd", "mse")
+        own.fit(data, verbose=0)
+        own.fit(data, verbose=0)
+        """
+    )
+    run = run_script(source, workers=2, timeout=90, tmp_path=tmp_path)
+    assert run.code == 0, run.output
+    for task in ("worker 0", "worker 1"):
+        warnings = [line for line in run.lines(task) if "'my_own' was built outside" in line]
+        assert len(warnings) == 1
+
+
 def test_a_worker_that_never_comes_is_named_at_the_deadline(tmp_path):
     source = textwrap.dedent(
         """

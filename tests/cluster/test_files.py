@@ -57,7 +57,12 @@ SOURCE = textwrap.dedent(
         ],
     )
     model.save("all.keras")
-    model.save_weights("all.weights.h5")
+    # Whoever has saved may read, although the chief alone writes.
+    loaded = keras.models.load_model("all.keras")
+    assert all((a == b).all() for a, b in zip(loaded.get_weights(), model.get_weights()))
+    with strategy.scope():
+        # In an open scope Keras makes variables while it saves, which is a collective.
+        model.save_weights("all.weights.h5")
     model.save_weights("sharded.weights.json", max_shard_size=1)
     keras.saving.save_model(model, "function.keras")
     model.export("exported", verbose=False)
@@ -69,6 +74,8 @@ SOURCE = textwrap.dedent(
     model.save(os.path.join(directory, "model.keras"))
     if me != 0:
         tf.io.gfile.rmtree(directory)
+    loaded = keras.models.load_model("tutorial/model.keras")
+    assert all((a == b).all() for a, b in zip(loaded.get_weights(), model.get_weights()))
     report(
         history=history.history,
         weights=model.get_weights(),

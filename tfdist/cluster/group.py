@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -78,6 +79,7 @@ class Group:
         self._lost: dict[Task, str] = {}
         self._left: dict[Task, str | None] = {}
         self._gone: set[Task] = set()
+        self._news: dict[str, list[Any]] = {}
         self._closed = False
         self._region: str | None = None
         self._doom: float | None = None
@@ -148,6 +150,29 @@ class Group:
                 self._raise_if_lost(name)
         values: list[Any] = reply["values"]
         return values
+
+    def announce(self, topic: str, value: Any) -> None:
+        """Tells every task something that they may want to know; waits for nobody."""
+        if self.size > 1:
+            self._send({"t": "news", "topic": topic, "value": value})
+
+    def wait_for_news(
+        self, topic: str, enough: Callable[[list[Any]], bool], timeout: float
+    ) -> bool:
+        """Waits until `enough` is true of all values announced so far on `topic`.
+
+        Returns:
+            Whether it came true within `timeout` seconds, before a task was lost and before the
+            chief left.
+        """
+        deadline = time.monotonic() + timeout
+        with self._state:
+            while not enough(self._news.get(topic, [])):
+                left = deadline - time.monotonic()
+                if left <= 0 or self._lost or self.cluster.chief in self._left:
+                    return False
+                self._state.wait(min(1.0, left))
+        return True
 
     @contextlib.contextmanager
     def together(self, name: str) -> Iterator[None]:
@@ -272,6 +297,8 @@ class Group:
                 if message.get("reason") and task != self.cluster.task and not self._closed:
                     log.error("%s failed: %s", self._name(task), message["reason"])
                     self._arm()
+            elif kind == "news":
+                self._news.setdefault(message["topic"], []).append(message["value"])
             elif kind == "gone":
                 self._gone.add(Task(*message["task"]))
             self._state.notify_all()
@@ -353,6 +380,11 @@ class Group:
         for sock in sockets:
             with contextlib.suppress(OSError):
                 sock.close()
+        # TensorFlow's own handler of SIGTERM is inherited and does nothing in a child, which then
+        # cannot be ended: a multiprocessing pool waits for ever for its workers.
+        with contextlib.suppress(ValueError):
+            if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _disagreement(places: list[list[Any]]) -> DisagreementError:

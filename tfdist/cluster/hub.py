@@ -217,6 +217,8 @@ class Hub(threading.Thread):
             member.name, member.value = str(message.get("name")), message.get("value")
             member.round = message.get("round")
             self._settle()
+        elif kind == "news":
+            self._tell_all(message)
         elif kind == "bye":
             member.left = True
             self._tell_all(

@@ -150,12 +150,15 @@ def is_ours(model: Any) -> bool:
 @functools.cache
 def _repairs() -> tuple[Repair, ...]:
     import keras
+    from keras.src.backend.common import KerasVariable
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
     from keras.src.trainers.trainer import Trainer
 
+    from tfdist.engine import alone
     from tfdist.engine import build
     from tfdist.engine import files
     from tfdist.engine import loop
+    from tfdist.engine import numbers
     from tfdist.engine import reduction
     from tfdist.engine import scope
     from tfdist.engine import steps
@@ -166,6 +169,7 @@ def _repairs() -> tuple[Repair, ...]:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+                alone.warn(self)
                 if is_ours(self):
                     return function(self, *args, **kwargs)
                 return original(self, *args, **kwargs)
@@ -229,7 +233,7 @@ def _repairs() -> tuple[Repair, ...]:
         Repair(t, "predict", "as fit; an unbuilt model is not built", ours(loop.predict)),
         Repair(t, "train_on_batch", "optimizers of another scope", on_batch("train_on_batch")),
         Repair(t, "test_on_batch", "metrics of another scope", on_batch("test_on_batch")),
-        Repair(t, "predict_on_batch", "as predict", on_batch("predict_on_batch")),
+        Repair(t, "predict_on_batch", "as predict", ours(loop.predict_on_batch)),
         Repair(
             t,
             "_make_function",
@@ -251,6 +255,13 @@ def _repairs() -> tuple[Repair, ...]:
             reduction.make,
             'strategy.reduce("MEAN", v, axis=0)',
         ),
+        Repair(
+            KerasVariable,
+            "__float__",
+            "cannot read a variable that has a value on every replica",
+            numbers.make(float),
+        ),
+        Repair(KerasVariable, "__int__", "as __float__", numbers.make(int)),
         Repair(
             Trainer,
             "compile",

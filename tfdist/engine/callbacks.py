@@ -16,6 +16,7 @@ from typing import Any
 
 import keras
 from keras import tree
+from keras.src.utils import io_utils
 
 #: Callbacks of Keras that do nothing but write, and are left out on other workers than the chief.
 _WRITERS = (
@@ -99,18 +100,16 @@ def of_one_worker(callbacks: list[Any], is_chief: bool) -> Iterator[None]:
     scratch = None
     changed: list[tuple[Any, str, Any]] = []
 
-    def change(callback: Any, name: str, value: Any) -> None:
-        changed.append((callback, name, getattr(callback, name)))
-        setattr(callback, name, value)
+    def change(owner: Any, name: str, value: Any) -> None:
+        changed.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
 
     try:
+        # What Keras and its callbacks have to say goes through this one function.
+        change(io_utils, "print_msg", lambda message, line_break=True: None)
         for callback in callbacks:
             if type(callback) in _WRITERS:
                 continue
-            if type(callback).__module__.startswith("keras.") and getattr(
-                callback, "verbose", False
-            ):
-                change(callback, "verbose", 0)
             if isinstance(callback, keras.callbacks.CSVLogger):
                 change(callback, "filename", os.devnull)
             if isinstance(callback, keras.callbacks.TensorBoard):
@@ -118,7 +117,7 @@ def of_one_worker(callbacks: list[Any], is_chief: bool) -> Iterator[None]:
                 change(callback, "log_dir", scratch)
         yield
     finally:
-        for callback, name, value in reversed(changed):
-            setattr(callback, name, value)
+        for owner, name, value in reversed(changed):
+            setattr(owner, name, value)
         if scratch:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -8,6 +8,7 @@ it into place: a reader finds the old file or the new one, never a part.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 import logging
@@ -16,6 +17,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -28,6 +30,10 @@ log = logging.getLogger("absl")
 Save = Callable[..., Any]
 
 _said = False
+_saves: list[str] = []
+_BEGUN, _DONE = "save begun", "save done"
+_CHIEF_BEGINS_SECONDS = 30.0
+_CHIEF_ENDS_SECONDS = 3600.0
 
 
 def guarded(original: Save) -> Save:
@@ -45,14 +51,68 @@ def guarded(original: Save) -> Save:
                     name = os.path.basename(os.fspath(filepath).rstrip("/"))
                     original(self, os.path.join(scratch, name), *args, **kwargs)
             _say_once(filepath)
+            _wait_for_chief(target or str(filepath))
             return None
         overwrite = kwargs.get("overwrite", args[0] if args else True)
-        if target is None or overwrite is False:
-            # Object stores show an object when it is complete. overwrite=False asks the user.
-            return original(self, filepath, *args, **kwargs)
-        return _write_aside(target, lambda path: original(self, path, *args, **kwargs))
+
+        def write(path: Any) -> Any:
+            return _outside_scope(lambda: original(self, path, *args, **kwargs))
+
+        with _announced(target or str(filepath)):
+            if target is None or overwrite is False:
+                # Object stores show an object when it is complete. overwrite=False asks the user.
+                return write(filepath)
+            return _write_aside(target, write)
 
     return save
+
+
+def _outside_scope(write: Callable[[], Any]) -> Any:
+    """Runs `write` where no strategy's scope is open.
+
+    Keras builds throw-away optimizers while it saves. In an open scope their variables are made in
+    a collective that the chief alone would enter, and wait in for ever.
+    """
+    if not tf.distribute.has_strategy():
+        return write()
+    # Scopes belong to a thread.
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        return executor.submit(write).result()
+
+
+@contextlib.contextmanager
+def _announced(path: str) -> Iterator[None]:
+    """Tells the others that the chief begins to save, and that it is done, with or without luck."""
+    group = current.group()
+    if group is not None:
+        group.announce(_BEGUN, path)
+    try:
+        yield
+    finally:
+        if group is not None:
+            group.announce(_DONE, path)
+
+
+def _wait_for_chief(path: str) -> None:
+    """Waits on another worker until the chief has saved, so that the file may be read at once.
+
+    The chief waits for nobody, so it may save alone. It is told apart by path, or by count where
+    the workers save to paths of their own, as in TensorFlow's tutorial.
+    """
+    group = current.group()
+    if group is None:
+        return
+    _saves.append(path)
+    own = _saves.count(path)
+
+    def reached(paths: list[str]) -> bool:
+        return paths.count(path) >= own or (path not in paths and len(paths) >= len(_saves))
+
+    # A save that the chief does not begin is one that it does not make.
+    if group.wait_for_news(_BEGUN, reached, _CHIEF_BEGINS_SECONDS):
+        group.wait_for_news(_DONE, reached, _CHIEF_ENDS_SECONDS)
+    else:
+        log.warning("the chief does not save %s; on this worker nothing is written", path)
 
 
 def _say_once(filepath: Any) -> None:

@@ -20,9 +20,11 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters import data_adapter_utils
 
+from tfdist.engine import build
 from tfdist.engine import callbacks as callback_rules
 from tfdist.engine import prepare
 from tfdist.engine import scope
+from tfdist.engine import steps as step_functions
 from tfdist.engine.inputs import Feed
 from tfdist.engine.inputs import executions
 from tfdist.engine.peers import Peers
@@ -277,6 +279,7 @@ def predict(
 
 def _predict(model: Any, feed: Feed, peers: Peers, calls: Any) -> Any:
     model.make_predict_function()
+    step_functions.quiet(model.predict_function)
     model.stop_predicting = False
     calls.on_predict_begin()
     results: list[Any] = []
@@ -310,6 +313,15 @@ def on_batch(model: Any, call: str, original: Any, *args: Any, **kwargs: Any) ->
         return original(model, *args, **kwargs)
 
 
+def predict_on_batch(model: Any, x: Any) -> Any:
+    """Predicts one batch on this worker; arguments and result as of Keras's method."""
+    peers = Peers(model.distribute_strategy, "predict_on_batch")
+    with peers.together():
+        build.build(model, build.spec_of((x,)), to_train=False)
+        outputs = step_functions.predict_here(model, x)
+        return tree.map_structure(keras_trainer.convert_to_np_if_not_ragged, outputs)
+
+
 class _Counted:
     """An iterator that counts what was taken."""
 
@@ -329,12 +341,28 @@ class _Counted:
 def _results(model: Any, logs: Any, peers: Peers, what: str) -> dict[str, Any]:
     """Returns the values over all examples of all replicas, the same on every worker."""
     own = model._get_metrics_result_or_logs(logs)
-    if own is logs and isinstance(logs, dict):
-        # A custom step reports values that are no metric's: this process knows only its own.
-        own = peers.mean(what, {k: _plain(v) for k, v in logs.items()})
     if not isinstance(own, dict):
-        own = {"loss": own}
-    return {name: _plain(value) for name, value in own.items()}
+        own = logs = {"loss": own}
+    if own is not logs:
+        return {name: _plain(value) for name, value in own.items()}
+    # A custom step reports what it likes. Metrics know all examples; of other values this
+    # process has only its own, of the last batch.
+    metrics = {metric.name: metric for metric in model.metrics}
+    known = {
+        name: _plain(metrics[name].result())
+        for name in logs
+        if name in metrics and _was_updated(metrics[name])
+    }
+    rest = {name: _plain(value) for name, value in logs.items() if name not in known}
+    if rest:
+        rest = peers.mean(what, rest)
+    return {name: known.get(name, rest.get(name)) for name in logs}
+
+
+def _was_updated(metric: Any) -> bool:
+    # A loss tracker that the step does not use says 0, which is not what the step reports.
+    count = getattr(metric, "count", None)
+    return not isinstance(count, keras.Variable) or float(count.value.numpy()) > 0
 
 
 def _plain(value: Any) -> Any:

@@ -96,14 +96,16 @@ class Peers:
         return flag if self.group is None else any(self._gather(what, bool(flag)))
 
     def mean(self, what: str, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the mean over workers of scalar logs; other logs are the chief's."""
+        """Returns the mean over workers of numbers in `logs`; what is no number is the chief's.
+
+        Args:
+            what: What the logs are, for messages.
+            logs: Numbers, arrays, text, or dicts of these.
+        """
         if self.group is None:
             return dict(logs)
-        scalars = {k: float(v) for k, v in logs.items() if _is_scalar(v)}
-        everyone = self._gather(what, scalars)
-        merged = dict(logs)
-        for key in scalars:
-            merged[key] = float(np.mean([each[key] for each in everyone if key in each]))
+        everyone = self._gather(what, _listed(logs))
+        merged: dict[str, Any] = _merge(everyone)
         return merged
 
     def equalize(self, variables: Iterable[Any]) -> None:
@@ -186,8 +188,27 @@ def _short(value: Any) -> str:
     return text if len(text) <= 300 else f"{text[:300]}..."
 
 
-def _is_scalar(value: Any) -> bool:
-    return np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number)
+def _listed(value: Any) -> Any:
+    """Returns `value` as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {str(key): _listed(each) for key, each in value.items()}
+    array = np.asarray(value)
+    return array.tolist() if np.issubdtype(array.dtype, np.number) else str(value)
+
+
+def _merge(values: list[Any]) -> Any:
+    """Returns the mean of what all workers have in the same place; the first is the chief's."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {
+            key: _merge([v[key] for v in values if isinstance(v, dict) and key in v])
+            for key in first
+        }
+    shapes = {np.shape(value) for value in values}
+    if isinstance(first, str) or len(shapes) > 1:
+        return first
+    mean = np.mean([np.asarray(value, np.float64) for value in values], axis=0)
+    return float(mean) if np.ndim(mean) == 0 else mean
 
 
 def _digest(variable: Any) -> str:

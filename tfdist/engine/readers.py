@@ -19,6 +19,8 @@ from tensorflow.python.distribute import input_lib
 
 from tfdist.cluster import current
 from tfdist.engine.steps import is_several_workers
+from tfdist.engine.steps import quiet
+from tfdist.errors import ConfigError
 
 
 class Reader(Protocol):
@@ -74,12 +76,21 @@ class LocalReader:
     def next(self) -> Any:
         if self._left == 0:
             return None
-        parts = [next(self._iterator, None) for _ in range(self._replicas)]
+        try:
+            parts = [next(self._iterator, None) for _ in range(self._replicas)]
+        except tf.errors.InvalidArgumentError as error:
+            if "FILE based sharding" not in str(error):
+                raise
+            raise ConfigError(
+                "at least one file for every worker under AutoShardPolicy.FILE",
+                str(error).partition("Could not apply FILE based sharding: ")[2].split(". ")[0],
+                "leave the policy at AUTO, or set it to DATA, to split by example",
+            ) from error
         has_data = any(part is not None for part in parts)
         if self._left is None or self._left < 0:
             # Without end, or nobody knows when: only the others know whether they have more.
             if self._left is None and self._group is not None:
-                has_data = any(self._group.all_gather("whether data is left", has_data))
+                has_data = any(self._group.all_gather("reading the next batch", has_data))
             if not has_data:
                 return None
         else:
@@ -106,8 +117,8 @@ class DistributedReader:
         self._distributed = distributed
         self._iterator: Any = None
         # Compiled: between workers, reading includes a collective.
-        self._pull = tf.function(
-            lambda iterator: iterator.get_next_as_optional(), reduce_retracing=True
+        self._pull = quiet(
+            tf.function(lambda iterator: iterator.get_next_as_optional(), reduce_retracing=True)
         )
 
     def start(self) -> None:

@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
 from keras import tree
 
 from tfdist.engine import steps
+from tfdist.errors import UnsupportedError
 
 
 def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,6 +23,17 @@ def make(original: Callable[..., Any]) -> Callable[..., Any]:
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
         if reduction in ("auto", "mean") and steps.is_several_workers(strategy):
             return tree.map_structure(lambda value: steps.local_mean(strategy, value), values)
+        if reduction == "concat" and steps.is_several_workers(strategy):
+            tree.map_structure(lambda value: _refuse_text(strategy, value), values)
         return original(values, strategy, reduction)
 
     return reduce_per_replica
+
+
+def _refuse_text(strategy: Any, value: Any) -> None:
+    if strategy.experimental_local_results(value)[0].dtype == tf.string:
+        raise UnsupportedError(
+            "numbers as predictions: TensorFlow cannot gather text from several workers",
+            "a model whose output is text",
+            "predict the numbers and look the text up afterwards, or use predict_on_batch",
+        )

@@ -34,13 +34,15 @@ def make_function(model: Any, step: Callable[[Any], Any]) -> Callable[[Iterator[
 
     def on_replicas(data: Any) -> Any:
         with tf.variable_creator_scope(_outside_the_graph):
-            outputs = strategy.run(step, args=(data,))
+            outputs = strategy.run(lambda part: step(_open_if_empty(part)), args=(data,))
         return tree.map_structure(lambda value: local_mean(strategy, value), outputs)
 
     refuse_xla(model)
     if not model.run_eagerly:
-        on_replicas = tf.function(
-            tf.autograph.experimental.do_not_convert(on_replicas), reduce_retracing=True
+        on_replicas = quiet(
+            tf.function(
+                tf.autograph.experimental.do_not_convert(on_replicas), reduce_retracing=True
+            )
         )
     on_replicas = model._autoconvert_optionals(on_replicas)
 
@@ -65,6 +67,29 @@ def _outside_the_graph(create: Callable[..., Any], **kwargs: Any) -> Any:
         return create(**kwargs)
 
 
+def _open_if_empty(part: Any) -> Any:
+    """Hides from the trace that a replica's part has no examples.
+
+    Keras takes the mean of a batch that is known to be empty as 0/0, of one that turns out to be
+    empty as 0.
+    """
+
+    def hide(leaf: Any) -> Any:
+        if isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.shape[0] == 0:
+            shape = [None, *leaf.shape[1:]]
+            return tf.compat.v1.placeholder_with_default(leaf, shape)
+        return leaf
+
+    return part if tf.executing_eagerly() else tree.map_structure(hide, part)
+
+
+def quiet(function: Any) -> Any:
+    """Returns a `tf.function` that does not warn of retracing: every model has its own."""
+    if hasattr(function, "_omit_frequent_tracing_warning"):
+        function._omit_frequent_tracing_warning = True
+    return function
+
+
 def refuse_xla(model: Any) -> None:
     """Refuses `jit_compile=True`, which Keras passes on to a step that XLA cannot hold.
 
@@ -74,10 +99,40 @@ def refuse_xla(model: Any) -> None:
     if model.jit_compile:
         raise UnsupportedError(
             "a model compiled without XLA: its collectives do not run under "
-            f"{type(model.distribute_strategy).__name__}",
+            f"{strategy_name(model.distribute_strategy)}",
             "jit_compile=True",
             "call compile(jit_compile=False) or leave jit_compile out",
         )
+
+
+def strategy_name(strategy: Any) -> str:
+    """Returns the name that users know a strategy by."""
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return "MultiWorkerMirroredStrategy" if several else type(strategy).__name__
+
+
+def predict_here(model: Any, x: Any) -> Any:
+    """Returns the prediction for one batch, made by one replica of this process.
+
+    Args:
+        model: The model.
+        x: The batch, as `predict_on_batch` takes it.
+    """
+
+    def on_replicas(data: Any) -> Any:
+        outputs = model.distribute_strategy.run(model.predict_step, args=(data,))
+        return tree.map_structure(
+            lambda value: model.distribute_strategy.experimental_local_results(value)[0], outputs
+        )
+
+    if model.run_eagerly:
+        return on_replicas((x,))
+    if getattr(model, _PREDICT, None) is None:
+        object.__setattr__(model, _PREDICT, quiet(tf.function(on_replicas, reduce_retracing=True)))
+    return getattr(model, _PREDICT)((x,))
+
+
+_PREDICT = "_tfdist_predict_here"
 
 
 def local_mean(strategy: Any, value: Any) -> Any:

@@ -306,6 +306,61 @@ def shuffled_dataset_sees_all():
     return {"history": {k: v for k, v in history.history.items() if k != "loss"}}
 
 
+def step_of_the_keras_guide():
+    class Guide(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1, kernel_initializer="zeros")
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                predicted = self(x, training=True)
+                loss = self.compute_loss(y=y, y_pred=predicted)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            for metric in self.metrics:
+                if metric.name == "loss":
+                    metric.update_state(tf.reduce_mean(tf.square(y - predicted)))
+                else:
+                    metric.update_state(y, predicted)
+            # "compile_metrics" has a dict for its result.
+            return {m.name: m.result() for m in self.metrics}
+
+    with strategy.scope():
+        model = Guide()
+        model.compile(keras.optimizers.SGD(0.1), loss="mse", metrics=["mae"])
+    history = model.fit(dataset(*linear_data()), epochs=2)
+    return outcome(model, history)
+
+
+def few_rows():
+    """Fewer examples than replicas: the numbers are those of one device or finite at least."""
+    x, y = linear_data()
+    model = linear_model()
+    one = model.evaluate(x[:1], y[:1])
+    history = model.fit(x[:1], y[:1], epochs=2)
+    return {
+        "evaluate": one,
+        "finite": bool(np.isfinite([one, *history.history["loss"]]).all())
+        and all(np.isfinite(w).all() for w in model.get_weights()),
+        "on_batch": model.predict_on_batch(x[:5]).shape,
+        "predict": model.predict(x[:1]).shape,
+    }
+
+
+def plain_numbers():
+    model = linear_model(keras.optimizers.SGD(0.25))
+    model.fit(dataset(*linear_data()))
+    return {
+        "rate": float(model.optimizer.learning_rate),
+        "iterations": int(model.optimizer.iterations),
+    }
+
+
 def seeded_orders():
     x, y = linear_data()
     model = linear_model()
