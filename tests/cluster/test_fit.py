@@ -31,6 +31,7 @@ SCENARIOS = (
     "seeded_orders",
     "step_of_the_keras_guide",
     "few_rows",
+    "uneven_batches",
     "plain_numbers",
     "shuffled_arrays_see_all",
     "shuffled_dataset_sees_all",

@@ -152,11 +152,13 @@ def _repairs() -> tuple[Repair, ...]:
     import keras
     from keras.src.backend.common import KerasVariable
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+    from keras.src.losses import loss as losses
     from keras.src.trainers.trainer import Trainer
 
     from tfdist.engine import alone
     from tfdist.engine import build
     from tfdist.engine import files
+    from tfdist.engine import gradients
     from tfdist.engine import loop
     from tfdist.engine import numbers
     from tfdist.engine import reduction
@@ -255,6 +257,14 @@ def _repairs() -> tuple[Repair, ...]:
             reduction.make,
             'strategy.reduce("MEAN", v, axis=0)',
         ),
+        Repair(
+            losses,
+            "scale_loss_for_distribution",
+            "counts replicas, not examples (tensorflow issue 45594)",
+            gradients.scale,
+            "1.0 / num_replicas",
+        ),
+        Repair(losses, "unscale_loss_for_distribution", "as scaling", gradients.unscale),
         Repair(
             KerasVariable,
             "__float__",

@@ -8,8 +8,8 @@ import weakref
 from typing import Any
 
 from tfdist.cluster.detect import detect
-from tfdist.engine.steps import is_several_workers
-from tfdist.engine.steps import strategy_name
+from tfdist.engine.replicas import is_several_workers
+from tfdist.engine.replicas import strategy_name
 from tfdist.errors import TfdistError
 
 log = logging.getLogger("absl")

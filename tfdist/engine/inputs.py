@@ -26,7 +26,7 @@ from keras.src.trainers.data_adapters import generator_data_adapter
 
 from tfdist.engine import seeds
 from tfdist.engine.readers import reader_for
-from tfdist.engine.steps import is_several_workers
+from tfdist.engine.replicas import is_several_workers
 
 log = logging.getLogger("absl")
 

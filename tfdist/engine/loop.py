@@ -23,6 +23,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from tfdist.engine import build
 from tfdist.engine import callbacks as callback_rules
 from tfdist.engine import prepare
+from tfdist.engine import replicas
 from tfdist.engine import scope
 from tfdist.engine import steps as step_functions
 from tfdist.engine.inputs import Feed
@@ -279,7 +280,7 @@ def predict(
 
 def _predict(model: Any, feed: Feed, peers: Peers, calls: Any) -> Any:
     model.make_predict_function()
-    step_functions.quiet(model.predict_function)
+    replicas.quiet(model.predict_function)
     model.stop_predicting = False
     calls.on_predict_begin()
     results: list[Any] = []
@@ -287,7 +288,7 @@ def _predict(model: Any, feed: Feed, peers: Peers, calls: Any) -> Any:
     for begin, execution in executions(batches, model.steps_per_execution):
         counted = list(execution)
         calls.on_predict_batch_begin(begin)
-        results.append(model.predict_function(counted))
+        results.append(model.predict_function([batch.data for batch in counted]))
         calls.on_predict_batch_end(begin + len(counted) - 1, {"outputs": results[-1]})
         if model.stop_predicting and peers.group is None:
             break

@@ -9,18 +9,35 @@ part of this worker, and how many batches there are is known to all, or asked ov
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import threading
 import time
 from typing import Any
 from typing import Protocol
 
 import tensorflow as tf
+from keras import tree
 from tensorflow.python.distribute import input_lib
 
 from tfdist.cluster import current
-from tfdist.engine.steps import is_several_workers
-from tfdist.engine.steps import quiet
+from tfdist.engine.replicas import is_several_workers
+from tfdist.engine.replicas import none_if_optional
+from tfdist.engine.replicas import quiet
 from tfdist.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One global batch as one process sees it.
+
+    Attributes:
+        data: Structure of tensors, or of values for each local replica.
+        share: Examples of a replica over those of the global batch: a scalar tensor, or one for
+            each local replica.
+    """
+
+    data: Any
+    share: Any
 
 
 class Reader(Protocol):
@@ -29,8 +46,8 @@ class Reader(Protocol):
     def start(self) -> None:
         """Begins at the start of the data."""
 
-    def next(self) -> Any:
-        """Returns the next batch, with values for all local replicas, or None at the end."""
+    def next(self) -> Batch | None:
+        """Returns the next batch, or None at the end."""
 
 
 def reader_for(strategy: Any, distributed: Any, batches: int | None, ours: bool) -> Reader:
@@ -46,7 +63,7 @@ def reader_for(strategy: Any, distributed: Any, batches: int | None, ours: bool)
     on_cpu = all("CPU" in device.upper() for device in strategy.extended.worker_devices)
     if ours and on_cpu and len(distributed._cloned_datasets) == 1:
         return LocalReader(strategy, distributed._cloned_datasets[0], batches)
-    return DistributedReader(distributed)
+    return DistributedReader(strategy, distributed)
 
 
 class LocalReader:
@@ -59,23 +76,42 @@ class LocalReader:
     """
 
     def __init__(self, strategy: Any, dataset: tf.data.Dataset, batches: int | None):
-        self._strategy = strategy
-        self._replicas = len(strategy.extended.worker_devices)
+        self._shares = _Shares(strategy)
+        self._replicas = self._shares.local_replicas
         # While a step runs the next batch is made.
         self._dataset = dataset.prefetch(tf.data.AUTOTUNE)
         self._batches = batches
+        # Batches of one fixed size, of which every replica has one until the end: nothing to ask.
+        self._even = batches is not None and _has_fixed_size(dataset.element_spec)
         self._left: int | None = None
         self._iterator: Any = None
-        self._group = current.group() if is_several_workers(strategy) else None
 
     def start(self) -> None:
         old, self._iterator = self._iterator, iter(self._dataset)
         _graveyard.bury(old)
         self._left = self._batches
 
-    def next(self) -> Any:
+    def next(self) -> Batch | None:
         if self._left == 0:
             return None
+        parts = self._read()
+        rows = [0 if part is None else _rows(part) for part in parts]
+        if self._even and all(part is not None for part in parts):
+            share = self._shares.even
+        else:
+            ended = all(part is None for part in parts)
+            everyone = self._shares.gather([ended, rows])
+            # Who knows how many batches there are reads as many, empty ones too.
+            unknown = self._left is None or self._left < 0
+            if unknown and all(ended for ended, _ in everyone):
+                return None
+            share = self._shares.of(rows, [rows for _, rows in everyone])
+        if self._left is not None and self._left > 0:
+            self._left -= 1
+        parts = [self._no_examples() if part is None else part for part in parts]
+        return Batch(self._shares.per_replica(parts), share)
+
+    def _read(self) -> list[Any]:
         try:
             parts = [next(self._iterator, None) for _ in range(self._replicas)]
         except tf.errors.InvalidArgumentError as error:
@@ -86,21 +122,9 @@ class LocalReader:
                 str(error).partition("Could not apply FILE based sharding: ")[2].split(". ")[0],
                 "leave the policy at AUTO, or set it to DATA, to split by example",
             ) from error
-        has_data = any(part is not None for part in parts)
-        if self._left is None or self._left < 0:
-            # Without end, or nobody knows when: only the others know whether they have more.
-            if self._left is None and self._group is not None:
-                has_data = any(self._group.all_gather("reading the next batch", has_data))
-            if not has_data:
-                return None
-        else:
-            self._left -= 1
-        parts = [self._no_examples() if part is None else part for part in parts]
-        if self._replicas == 1:
-            return parts[0]
-        return self._strategy.experimental_distribute_values_from_function(
-            lambda context: parts[context.replica_id_in_sync_group % self._replicas]
-        )
+        return [
+            None if part is None else tree.map_structure(none_if_optional, part) for part in parts
+        ]
 
     def _no_examples(self) -> Any:
         return input_lib._dummy_tensor_fn(self._dataset.element_spec)
@@ -110,10 +134,13 @@ class DistributedReader:
     """Reads with TensorFlow's distributed iterator, which prefetches to the devices.
 
     Args:
+        strategy: The strategy of the model.
         distributed: A `tf.distribute.DistributedDataset` or the like.
     """
 
-    def __init__(self, distributed: Any):
+    def __init__(self, strategy: Any, distributed: Any):
+        self._strategy = strategy
+        self._shares = _Shares(strategy)
         self._distributed = distributed
         self._iterator: Any = None
         # Compiled: between workers, reading includes a collective.
@@ -125,9 +152,73 @@ class DistributedReader:
         old, self._iterator = self._iterator, iter(self._distributed)
         _graveyard.bury(old)
 
-    def next(self) -> Any:
+    def next(self) -> Batch | None:
         optional = self._pull(self._iterator)
-        return optional.get_value() if optional.has_value() else None
+        if not optional.has_value():
+            return None
+        data = optional.get_value()
+        parts = [
+            tree.map_structure(lambda leaf, i=i: self._local(leaf)[i], data)
+            for i in range(self._shares.local_replicas)
+        ]
+        rows = [_rows(part) for part in parts]
+        everyone = self._shares.gather([False, rows])
+        return Batch(data, self._shares.of(rows, [rows for _, rows in everyone]))
+
+    def _local(self, leaf: Any) -> tuple[Any, ...]:
+        values: tuple[Any, ...] = self._strategy.experimental_local_results(leaf)
+        return values
+
+
+class _Shares:
+    """Shares of this process's replicas, in the form that a step takes them."""
+
+    def __init__(self, strategy: Any):
+        self._strategy = strategy
+        self._replicas = strategy.num_replicas_in_sync
+        self._group = current.group() if is_several_workers(strategy) else None
+        self.local_replicas = len(strategy.extended.worker_devices)
+        self.even = self._tensors([1.0 / self._replicas] * self.local_replicas)
+
+    def gather(self, value: Any) -> list[Any]:
+        if self._group is None:
+            return [value]
+        return self._group.all_gather("reading the next batch", value)
+
+    def of(self, rows: list[int], everyone: list[list[int]]) -> Any:
+        """Returns the shares, given the rows of each local replica here and on every worker."""
+        flat = [count for worker in everyone for count in worker]
+        if len(set(flat)) == 1:
+            return self.even
+        return self._tensors([count / max(1, sum(flat)) for count in rows])
+
+    def per_replica(self, parts: list[Any]) -> Any:
+        """Returns one value a replica as a strategy takes it."""
+        if self.local_replicas == 1:
+            return parts[0]
+        return self._strategy.experimental_distribute_values_from_function(
+            lambda context: parts[context.replica_id_in_sync_group % self.local_replicas]
+        )
+
+    def _tensors(self, shares: list[float]) -> Any:
+        return self.per_replica([tf.constant(share, tf.float32) for share in shares])
+
+
+def _rows(part: Any) -> int:
+    """Returns the number of examples in a batch of tensors."""
+    for leaf in tree.flatten(part):
+        if isinstance(leaf, tf.RaggedTensor):
+            return int(leaf.nrows())
+        if isinstance(leaf, tf.SparseTensor):
+            return int(leaf.dense_shape[0])
+        if tf.is_tensor(leaf):
+            return int(leaf.shape[0]) if leaf.shape.rank else 1
+    return 1
+
+
+def _has_fixed_size(spec: Any) -> bool:
+    shapes = [getattr(leaf, "shape", None) for leaf in tree.flatten(spec)]
+    return all(shape is not None and shape.rank and shape[0] is not None for shape in shapes)
 
 
 class _Graveyard:

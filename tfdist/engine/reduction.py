@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from keras import tree
 
-from tfdist.engine import steps
+from tfdist.engine import replicas
 from tfdist.errors import UnsupportedError
 
 
@@ -21,9 +21,9 @@ def make(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
-        if reduction in ("auto", "mean") and steps.is_several_workers(strategy):
-            return tree.map_structure(lambda value: steps.local_mean(strategy, value), values)
-        if reduction == "concat" and steps.is_several_workers(strategy):
+        if reduction in ("auto", "mean") and replicas.is_several_workers(strategy):
+            return tree.map_structure(lambda value: replicas.local_mean(strategy, value), values)
+        if reduction == "concat" and replicas.is_several_workers(strategy):
             tree.map_structure(lambda value: _refuse_text(strategy, value), values)
         return original(values, strategy, reduction)
 

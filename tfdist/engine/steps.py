@@ -15,6 +15,12 @@ from typing import Any
 import tensorflow as tf
 from keras import tree
 
+from tfdist.engine.gradients import share_of_replica
+from tfdist.engine.readers import Batch
+from tfdist.engine.replicas import local_mean
+from tfdist.engine.replicas import none_if_optional
+from tfdist.engine.replicas import quiet
+from tfdist.engine.replicas import strategy_name
 from tfdist.errors import UnsupportedError
 
 
@@ -32,9 +38,13 @@ def make_function(model: Any, step: Callable[[Any], Any]) -> Callable[[Iterator[
     """
     strategy = model.distribute_strategy
 
-    def on_replicas(data: Any) -> Any:
+    def on_replica(part: Any, share: Any) -> Any:
+        with share_of_replica(share):
+            return step(_open_if_empty(part))
+
+    def on_replicas(data: Any, share: Any) -> Any:
         with tf.variable_creator_scope(_outside_the_graph):
-            outputs = strategy.run(lambda part: step(_open_if_empty(part)), args=(data,))
+            outputs = strategy.run(on_replica, args=(data, share))
         return tree.map_structure(lambda value: local_mean(strategy, value), outputs)
 
     refuse_xla(model)
@@ -44,12 +54,13 @@ def make_function(model: Any, step: Callable[[Any], Any]) -> Callable[[Iterator[
                 tf.autograph.experimental.do_not_convert(on_replicas), reduce_retracing=True
             )
         )
-    on_replicas = model._autoconvert_optionals(on_replicas)
 
     def function(iterator: Iterator[Any]) -> Any:
         outputs = None
         for batch in itertools.islice(iterator, model.steps_per_execution):
-            outputs = on_replicas(batch)
+            # `train_on_batch` hands over what it was given, as large on every replica.
+            data, share = (batch.data, batch.share) if isinstance(batch, Batch) else (batch, None)
+            outputs = on_replicas(tree.map_structure(none_if_optional, data), share)
         if outputs is None:
             raise StopIteration
         return outputs
@@ -83,13 +94,6 @@ def _open_if_empty(part: Any) -> Any:
     return part if tf.executing_eagerly() else tree.map_structure(hide, part)
 
 
-def quiet(function: Any) -> Any:
-    """Returns a `tf.function` that does not warn of retracing: every model has its own."""
-    if hasattr(function, "_omit_frequent_tracing_warning"):
-        function._omit_frequent_tracing_warning = True
-    return function
-
-
 def refuse_xla(model: Any) -> None:
     """Refuses `jit_compile=True`, which Keras passes on to a step that XLA cannot hold.
 
@@ -103,12 +107,6 @@ def refuse_xla(model: Any) -> None:
             "jit_compile=True",
             "call compile(jit_compile=False) or leave jit_compile out",
         )
-
-
-def strategy_name(strategy: Any) -> str:
-    """Returns the name that users know a strategy by."""
-    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return "MultiWorkerMirroredStrategy" if several else type(strategy).__name__
 
 
 def predict_here(model: Any, x: Any) -> Any:
@@ -133,19 +131,3 @@ def predict_here(model: Any, x: Any) -> Any:
 
 
 _PREDICT = "_tfdist_predict_here"
-
-
-def local_mean(strategy: Any, value: Any) -> Any:
-    """Returns the mean over this process's replicas, of values that have a mean."""
-    values = strategy.experimental_local_results(value)
-    first = values[0]
-    if len(values) == 1 or not tf.is_tensor(first) or not first.dtype.is_floating:
-        return first
-    return tf.reduce_mean(tf.stack(values), axis=0)
-
-
-def is_several_workers(strategy: Any) -> bool:
-    """Whether `strategy` spans processes."""
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and bool(
-        strategy.extended._in_multi_worker_mode()
-    )

@@ -352,6 +352,44 @@ def few_rows():
     }
 
 
+def uneven_batches():
+    """Global batches that do not divide, smaller than the replicas, of changing size, weighted."""
+    results = {}
+    for rows, batch in ((13, 8), (11, 8), (9, 8), (16, 5), (7, 1)):
+        x, y = linear_data(rows)
+        model = linear_model(metrics=["mae"])
+        history = model.fit(
+            dataset(x, y, batch=batch), epochs=2, validation_data=dataset(x, y, batch=batch)
+        )
+        results[f"{rows}/{batch}"] = outcome(model, history)
+    x, y = linear_data(23)
+    parts = [dataset(x[a:b], y[a:b], batch=b - a) for a, b in ((0, 3), (3, 10), (10, 11), (11, 23))]
+    changing = parts[0].concatenate(parts[1]).concatenate(parts[2]).concatenate(parts[3])
+    model = linear_model()
+    results["changing"] = outcome(model, model.fit(changing, epochs=2))
+    model = linear_model()
+    results["repeated"] = outcome(
+        model, model.fit(dataset(x, y, batch=7).repeat(), epochs=2, steps_per_epoch=6)
+    )
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((3,)),
+                keras.layers.Dense(
+                    4, kernel_initializer="ones", kernel_regularizer="l2", activation="tanh"
+                ),
+                keras.layers.Dense(1, kernel_initializer="ones", activity_regularizer="l1"),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.05), keras.losses.MeanSquaredError(reduction="sum"))
+    results["sum"] = outcome(model, model.fit(dataset(x, y, np.linspace(0.1, 2, 23), batch=8)))
+    model = linear_model()
+    results["arrays"] = outcome(
+        model, model.fit(x, y, batch_size=8, shuffle=False, class_weight=None, epochs=2)
+    )
+    return results
+
+
 def plain_numbers():
     model = linear_model(keras.optimizers.SGD(0.25))
     model.fit(dataset(*linear_data()))
