@@ -32,6 +32,7 @@ SCENARIOS = (
     "step_of_the_keras_guide",
     "few_rows",
     "uneven_batches",
+    "clipping",
     "plain_numbers",
     "shuffled_arrays_see_all",
     "shuffled_dataset_sees_all",

@@ -151,6 +151,7 @@ def is_ours(model: Any) -> bool:
 def _repairs() -> tuple[Repair, ...]:
     import keras
     from keras.src.backend.common import KerasVariable
+    from keras.src.backend.tensorflow.optimizer import TFOptimizer
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
     from keras.src.losses import loss as losses
     from keras.src.trainers.trainer import Trainer
@@ -264,6 +265,14 @@ def _repairs() -> tuple[Repair, ...]:
             gradients.scale,
             "1.0 / num_replicas",
         ),
+        Repair(
+            TFOptimizer,
+            "_backend_apply_gradients",
+            "clips before gradients are summed (tensorflow issue 33929)",
+            gradients.reduce_then_clip,
+            "grads = self._clip_gradients(grads)",
+        ),
+        Repair(TFOptimizer, "_all_reduce_sum_gradients", "as above", gradients.sum_once),
         Repair(losses, "unscale_loss_for_distribution", "as scaling", gradients.unscale),
         Repair(
             KerasVariable,

@@ -1,4 +1,4 @@
-"""Weighs each replica's gradient by its share of the global batch.
+"""Makes the gradient that is applied the one of the global batch: weighed, summed, then clipped.
 
 Keras takes the mean of a loss over a replica's examples, divides it by the number of replicas, and
 sums the gradients. That is the mean over the global batch only if all replicas have as many
@@ -7,6 +7,9 @@ examples as each other: a last batch of 5 split into 4 and 1 counts the lone exa
 mean by its own number of examples over that of all replicas instead of by 1 over their number.
 Regularizers and `add_loss` come out right by the same weights, which sum to one. A replica without
 examples has weight zero.
+
+Keras clips a replica's gradient, which is a part of the sum, before it is summed: with `clipnorm`
+two replicas may move twice as far as one device (tensorflow issue 33929). Here the sum comes first.
 """
 
 from __future__ import annotations
@@ -64,3 +67,45 @@ def unscale(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.math.divide_no_nan(value, tf.cast(share, value.dtype))
 
     return unscale_loss_for_distribution
+
+
+def reduce_then_clip(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an optimizer's `_backend_apply_gradients` that sums over replicas before it clips."""
+
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any) -> Any:
+        clips = self.clipnorm or self.global_clipnorm or self.clipvalue
+        if not clips or self.gradient_accumulation_steps or not _in_replica():
+            return original(self, grads, trainable_variables)
+        variables = list(trainable_variables)
+        pairs = self._all_reduce_sum_gradients(list(zip(grads, variables, strict=True)))
+        _replica.summed = True
+        try:
+            return original(self, [gradient for gradient, _ in pairs], variables)
+        finally:
+            _replica.summed = False
+
+    return apply
+
+
+def sum_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an optimizer's `_all_reduce_sum_gradients` that leaves alone what is summed."""
+
+    @functools.wraps(original)
+    def all_reduce(self: Any, grads_and_vars: Any) -> Any:
+        if getattr(_replica, "summed", False):
+            return list(grads_and_vars)
+        return original(self, grads_and_vars)
+
+    return all_reduce
+
+
+def _in_replica() -> bool:
+    strategy = tf.distribute.get_strategy()
+    return (
+        tf.distribute.get_replica_context() is not None
+        and strategy.num_replicas_in_sync > 1
+        and isinstance(
+            strategy, (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+        )
+    )

@@ -390,6 +390,28 @@ def uneven_batches():
     return results
 
 
+def clipping():
+    results = {}
+    for name, value in (("clipnorm", 0.5), ("global_clipnorm", 0.5), ("clipvalue", 0.2)):
+        model = linear_model(keras.optimizers.Adam(0.1, weight_decay=0.01, **{name: value}))
+        results[name] = outcome(model, model.fit(dataset(*linear_data(23), batch=6), epochs=2))
+        model = linear_model(keras.optimizers.SGD(0.1, **{name: value}))
+        results[f"{name} sgd"] = outcome(model, model.fit(dataset(*linear_data()), epochs=1))
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((2,), dtype="int32"),
+                keras.layers.Embedding(8, 3, embeddings_initializer="ones"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(1, kernel_initializer="ones"),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1, clipnorm=0.3), "mse")
+    ids = (np.arange(48).reshape(24, 2) * 7) % 5
+    results["sparse"] = outcome(model, model.fit(dataset(ids, ids.sum(1, keepdims=True) * 1.0)))
+    return results
+
+
 def plain_numbers():
     model = linear_model(keras.optimizers.SGD(0.25))
     model.fit(dataset(*linear_data()))
