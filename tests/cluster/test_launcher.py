@@ -468,6 +468,7 @@ def test_a_task_that_dies_by_a_signal_counts_as_shells_count(tmp_path):
     with start_script("import time\ntime.sleep(60)", tmp_path=tmp_path) as job:
         job.wait_for_line("worker 1 is process")
         job.kill("worker 1", signal.SIGSEGV)
+        job.wait_for_line("worker 1 failed with exit code 139")  # A core dump takes its time.
         job.kill("worker 0", signal.SIGTERM)
         run = job.wait(30)
     assert run.code == 139
