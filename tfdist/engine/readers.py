@@ -8,10 +8,7 @@ part of this worker, and how many batches there are is known to all, or asked ov
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
-import threading
-import time
 from typing import Any
 from typing import Protocol
 
@@ -79,7 +76,7 @@ class LocalReader:
         self._shares = _Shares(strategy)
         self._replicas = self._shares.local_replicas
         # While a step runs the next batch is made.
-        self._dataset = dataset.prefetch(tf.data.AUTOTUNE)
+        self._dataset = _without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
         self._batches = batches
         # Batches of one fixed size, of which every replica has one until the end: nothing to ask.
         self._even = batches is not None and _has_fixed_size(dataset.element_spec)
@@ -87,8 +84,7 @@ class LocalReader:
         self._iterator: Any = None
 
     def start(self) -> None:
-        old, self._iterator = self._iterator, iter(self._dataset)
-        _graveyard.bury(old)
+        self._iterator = iter(self._dataset)
         self._left = self._batches
 
     def next(self) -> Batch | None:
@@ -149,8 +145,7 @@ class DistributedReader:
         )
 
     def start(self) -> None:
-        old, self._iterator = self._iterator, iter(self._distributed)
-        _graveyard.bury(old)
+        self._iterator = iter(self._distributed)
 
     def next(self) -> Batch | None:
         optional = self._pull(self._iterator)
@@ -204,6 +199,20 @@ class _Shares:
         return self.per_replica([tf.constant(share, tf.float32) for share in shares])
 
 
+def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns `dataset` without tf.data's tuning thread, unless the user has asked for it.
+
+    An iterator that is deleted waits until that thread wakes from its nap, and its naps double
+    from 10 ms on: waits of 2.5, 5 and 10 s were measured at the end of an epoch, in which no other
+    iterator can be made. Without it, AUTOTUNE in the pipeline means one call for each core.
+    """
+    if dataset.options().autotune.enabled is not None:
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
 def _rows(part: Any) -> int:
     """Returns the number of examples in a batch of tensors."""
     for leaf in tree.flatten(part):
@@ -219,33 +228,3 @@ def _rows(part: Any) -> int:
 def _has_fixed_size(spec: Any) -> bool:
     shapes = [getattr(leaf, "shape", None) for leaf in tree.flatten(spec)]
     return all(shape is not None and shape.rank and shape[0] is not None for shape in shapes)
-
-
-class _Graveyard:
-    """Deletes iterators where nobody waits for it.
-
-    Deleting an iterator can wait for tf.data's tuning thread, whose naps double from 10 ms on:
-    2.5, 5 or 10 s were measured at the end of an epoch.
-    """
-
-    def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
-
-    def bury(self, iterator: Any) -> None:
-        if iterator is None:
-            return
-        box = [iterator]
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = threading.Thread(target=box.clear, name="tfdist-graveyard", daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def close(self) -> None:
-        """Gives deletions that have begun a moment, so that they do not meet the runtime's own."""
-        deadline = time.monotonic() + 3.0
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-
-
-_graveyard = _Graveyard()
-atexit.register(_graveyard.close)
