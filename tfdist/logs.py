@@ -23,6 +23,23 @@ def role(cluster: Cluster) -> str:
     return f"[{cluster.task.type} {cluster.task.index}{of}]"
 
 
+class _Handler(logging.Handler):
+    """Shows lines on standard error as long as the program has set up no logging of its own.
+
+    Python would then show warnings only, and how a job is run would go unsaid.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(_FORMAT, _TIME))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            # One write a line: other threads write, too.
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+
+
 class _Prefix(logging.Filter):
     """Puts the mark in front of each record once, however many handlers it passes."""
 
@@ -43,13 +60,9 @@ def install(cluster: Cluster, environ: Mapping[str, str] | None = None) -> None:
 
     environ = os.environ if environ is None else environ
     mark = role(cluster)
-    if not logging.getLogger().handlers:
-        # Without one, Python shows warnings only, and how a job is run would go unsaid.
-        # (absl's own handler takes this one's place in a program that starts with absl's app.run.)
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter(_FORMAT, _TIME))
-        logging.getLogger().addHandler(handler)
     logger = absl_logging.get_absl_logger()
+    if not any(isinstance(handler, _Handler) for handler in logger.handlers):
+        logger.addHandler(_Handler())
     # INFO is where the choice of strategy and its reasons are said.
     if absl_logging.get_verbosity() < absl_logging.INFO:
         absl_logging.set_verbosity(absl_logging.INFO)

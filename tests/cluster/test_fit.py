@@ -33,6 +33,8 @@ SCENARIOS = (
     "few_rows",
     "uneven_batches",
     "clipping",
+    "batch_norm",
+    "numbers_of_numpy_and_stops",
     "plain_numbers",
     "shuffled_arrays_see_all",
     "shuffled_dataset_sees_all",

@@ -39,10 +39,11 @@ def join_once(
     if not all(cluster.address(task) for task in cluster.tasks):
         return None
     if _group is not None:
-        if _group.cluster.addresses != cluster.addresses or _group.cluster.task != cluster.task:
+        known = _group.cluster
+        if dict(known.addresses) != dict(cluster.addresses) or known.task != cluster.task:
             raise ClusterError(
                 "one cluster in the life of a process",
-                f"{dict(cluster.addresses)} after {dict(_group.cluster.addresses)}",
+                f"{dict(cluster.addresses)} after {dict(known.addresses)}",
                 "start a new process for the other cluster",
             )
         return _group

@@ -82,6 +82,7 @@ class Group:
         self._news: dict[str, list[Any]] = {}
         self._closed = False
         self._region: str | None = None
+        self._broken: str | None = None
         self._doom: float | None = None
         self._listeners: list[Callable[[], None]] = []
         self._threads = [
@@ -185,7 +186,12 @@ class Group:
         outer, self._region = self._region, name
         try:
             yield
-        except Exception as error:
+            self._broken = None
+        except BaseException as error:
+            # Should this end the process by sys.exit(), nothing else would tell why.
+            self._broken = _in_one_line(error)
+            if not isinstance(error, Exception):
+                raise
             if isinstance(error, (PeerLostError, DisagreementError)):
                 raise
             # The news of a death may be a moment behind the error that it caused.
@@ -210,7 +216,7 @@ class Group:
             if self._closed:
                 return
         if reason is None:
-            reason = _uncaught()
+            reason = _uncaught() or self._broken
         with contextlib.suppress(OSError):
             self._send({"t": "bye", "reason": reason})
         if self._hub is not None and reason is None:
@@ -403,8 +409,10 @@ def _disagreement(places: list[list[Any]]) -> DisagreementError:
 def _uncaught() -> str | None:
     """Returns the error that is ending this process, in one line, or None."""
     error = getattr(sys, "last_value", None)
-    if error is None or hasattr(sys, "ps1"):
-        return None
+    return None if error is None or hasattr(sys, "ps1") else _in_one_line(error)
+
+
+def _in_one_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:300] if text else ''}"
 

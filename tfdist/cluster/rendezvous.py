@@ -52,18 +52,22 @@ def timeout_from(environ: Mapping[str, str]) -> float:
     Raises:
         ClusterError: The variable is not a positive number.
     """
-    text = environ.get("TFDIST_RENDEZVOUS_TIMEOUT", "").strip()
+    return _seconds(environ, "TFDIST_RENDEZVOUS_TIMEOUT", DEFAULT_TIMEOUT)
+
+
+def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float:
+    text = environ.get(variable, "").strip()
     if not text:
-        return DEFAULT_TIMEOUT
+        return default
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < float("inf"):
         raise ClusterError(
-            "TFDIST_RENDEZVOUS_TIMEOUT to be a positive number of seconds",
+            f"{variable} to be a positive number of seconds",
             repr(text),
-            "write for example TFDIST_RENDEZVOUS_TIMEOUT=300",
+            f"write for example {variable}={default:.0f}",
         )
     return seconds
 
@@ -97,12 +101,13 @@ def join(cluster: Cluster, timeout: float = DEFAULT_TIMEOUT, job: str = "") -> G
         ClusterError: Tasks run different versions, or describe different clusters.
     """
     deadline = time.monotonic() + timeout
+    silence = _seconds(os.environ, "TFDIST_SILENCE_TIMEOUT", SILENCE_SECONDS)
     listener = listen(cluster)
     tasks = cluster.tasks
     hub = None
     if cluster.task == cluster.chief:
         mine, hubs = socket.socketpair()
-        hub = Hub(tasks, listener, hubs, digest(cluster, job), SILENCE_SECONDS)
+        hub = Hub(tasks, listener, hubs, digest(cluster, job), silence)
         hub.start()
         sock = mine
     else:
@@ -110,7 +115,7 @@ def join(cluster: Cluster, timeout: float = DEFAULT_TIMEOUT, job: str = "") -> G
         listener.close()
         sock = _connect(cluster, deadline, timeout)
     try:
-        group = _wait_for_all(cluster, sock, hub, deadline, timeout, job)
+        group = _wait_for_all(cluster, sock, hub, deadline, timeout, job, silence)
         _check_versions(group)
     except BaseException:
         if hub is not None:
@@ -247,6 +252,7 @@ def _wait_for_all(
     deadline: float,
     timeout: float,
     job: str,
+    silence: float,
 ) -> Group:
     chief = cluster.chief
     missing: tuple[Task, ...] = (chief,) if hub is None else cluster.tasks
@@ -325,9 +331,7 @@ def _wait_for_all(
                     "earlier runs",
                 )
             elif kind == "go":
-                group = Group(
-                    cluster, sock, decoder, cluster.tasks, message["facts"], hub, SILENCE_SECONDS
-                )
+                group = Group(cluster, sock, decoder, cluster.tasks, message["facts"], hub, silence)
                 for rest in messages[position + 1 :]:
                     group._take(rest)
                 return group

@@ -24,10 +24,17 @@ class WireError(ConnectionError):
 
 def pack(message: dict[str, Any]) -> bytes:
     """Returns the frame that carries `message`."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = json.dumps(message, separators=(",", ":"), default=_plain).encode()
     if len(body) > MAX_BODY:
         raise ValueError(f"message of {len(body)} bytes, at most {MAX_BODY} are allowed")
     return _HEADER.pack(MAGIC, len(body)) + body
+
+
+def _plain(value: Any) -> Any:
+    # NumPy's numbers and arrays, without importing it.
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a message cannot hold a {type(value).__name__}")
 
 
 class Decoder:

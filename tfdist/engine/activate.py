@@ -24,6 +24,7 @@ log = logging.getLogger("absl")
 
 #: Keras minor versions that the test suite passes on.
 TESTED_KERAS = ("3.15",)
+TESTED_TENSORFLOW = ("2.21",)
 _MARK = "_tfdist_original"
 
 
@@ -59,13 +60,8 @@ def activate() -> None:
     from tfdist.strategies import multi_worker
 
     _check_versions()
-    multi_worker.guard()
-    seeds.install()
-    installed = []
+    # All or nothing: a script that goes on without the engine must have Keras as it was.
     for repair in _repairs():
-        current = getattr(repair.owner, repair.name)
-        if hasattr(current, _MARK):
-            continue
         if not defect_is_there(repair):
             raise UnsupportedError(
                 f"{_label(repair)} as in Keras {TESTED_KERAS[-1]}",
@@ -73,12 +69,20 @@ def activate() -> None:
                 "install the Keras version that tfdist was tested with: "
                 f"pip install 'keras=={TESTED_KERAS[-1]}.*'",
             )
+    multi_worker.guard()
+    seeds.install()
+    installed = []
+    for repair in _repairs():
+        current = getattr(repair.owner, repair.name)
+        if hasattr(current, _MARK):
+            continue
         replacement = repair.make(current)
         setattr(replacement, _MARK, current)
         setattr(repair.owner, repair.name, replacement)
         installed.append(_label(repair))
     if installed:
-        log.info("tfdist engine active: %s", ", ".join(installed))
+        log.info("tfdist engine active: %d functions of Keras replaced", len(installed))
+        log.debug("replaced: %s", ", ".join(installed))
 
 
 def deactivate() -> None:
@@ -129,6 +133,21 @@ def _check_versions() -> None:
             f"Keras {keras.__version__}",
             f"pip install 'keras=={TESTED_KERAS[-1]}.*'",
         )
+    import tensorflow as tf
+    from tensorflow.python.distribute import input_lib
+
+    if ".".join(tf.__version__.split(".")[:2]) not in TESTED_TENSORFLOW:
+        log.warning(
+            "tfdist was tested with TensorFlow %s; this is %s",
+            " and ".join(TESTED_TENSORFLOW),
+            tf.__version__,
+        )
+    if not hasattr(input_lib, "_dummy_tensor_fn"):
+        raise UnsupportedError(
+            f"TensorFlow {' or '.join(TESTED_TENSORFLOW)}, which tfdist was tested with",
+            f"TensorFlow {tf.__version__}, whose distributed datasets are others",
+            f"pip install 'tensorflow=={TESTED_TENSORFLOW[-1]}.*'",
+        )
     if keras.backend.backend() != "tensorflow":
         raise UnsupportedError(
             "Keras on the TensorFlow backend",
@@ -139,12 +158,9 @@ def _check_versions() -> None:
 
 def is_ours(model: Any) -> bool:
     """Whether `model` trains on synchronous replicas, which is what the engine repairs."""
-    import tensorflow as tf
+    from tfdist.engine import replicas
 
-    strategy = getattr(model, "_distribute_strategy", None)
-    return isinstance(
-        strategy, (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-    )
+    return replicas.is_synchronous(getattr(model, "_distribute_strategy", None))
 
 
 @functools.cache
@@ -197,6 +213,7 @@ def _repairs() -> tuple[Repair, ...]:
         @functools.wraps(original)
         def compile(self: Any, *args: Any, **kwargs: Any) -> None:
             scope.join_current(self)
+            steps.forget_prediction(self)
             if not is_ours(self):
                 original(self, *args, **kwargs)
                 return
@@ -291,5 +308,6 @@ def _repairs() -> tuple[Repair, ...]:
         Repair(keras.Model, "save_weights", "every worker writes, in place", files.guarded),
         Repair(keras.Model, "export", "every worker writes, in place", files.guarded),
         Repair(keras.saving, "save_model", "every worker writes, in place", files.guarded),
+        Repair(keras.saving, "save_weights", "every worker writes, in place", files.guarded),
         Repair(keras.models, "save_model", "every worker writes, in place", files.guarded),
     )

@@ -26,18 +26,24 @@ _WRITERS = (
     keras.callbacks.ProgbarLogger,
     keras.callbacks.BackupAndRestore,
 )
-#: Callbacks of Keras with hooks in every batch that never stop training.
+#: Callbacks of Keras that never stop training within an epoch.
 _NEVER_STOP = (
     *_WRITERS,
+    keras.callbacks.EarlyStopping,
     keras.callbacks.History,
+    keras.callbacks.LearningRateScheduler,
     keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ReduceLROnPlateau,
 )
-_BATCH_HOOKS = (
+_TRAIN = (
+    "on_epoch_begin",
     "on_train_batch_begin",
     "on_train_batch_end",
     "on_batch_begin",
     "on_batch_end",
 )
+_TEST = ("on_test_batch_begin", "on_test_batch_end")
+_PREDICT = ("on_predict_batch_begin", "on_predict_batch_end")
 
 
 def as_list(callbacks: Any) -> list[Any]:
@@ -47,17 +53,29 @@ def as_list(callbacks: Any) -> list[Any]:
     return list(tree.flatten(callbacks)) if callbacks else []
 
 
-def may_stop_in_an_epoch(callbacks: list[Any]) -> bool:
-    """Whether one of them is called at every batch and might set `stop_training` there."""
-    return any(_has_batch_hook(c) for c in callbacks if type(c) not in _NEVER_STOP)
+def may_stop_training(callbacks: list[Any]) -> bool:
+    """Whether one of them might set `stop_training` within an epoch."""
+    return _has_hook(callbacks, _TRAIN)
 
 
-def _has_batch_hook(callback: Any) -> bool:
+def may_stop_testing(callbacks: list[Any]) -> bool:
+    """Whether one of them might set `stop_evaluating`."""
+    return _has_hook(callbacks, _TEST)
+
+
+def may_stop_predicting(callbacks: list[Any]) -> bool:
+    """Whether one of them might set `stop_predicting`."""
+    return _has_hook(callbacks, _PREDICT)
+
+
+def _has_hook(callbacks: list[Any], hooks: tuple[str, ...]) -> bool:
     # LambdaCallback puts its functions on the instance, others override methods.
     return any(
         getattr(getattr(callback, hook, None), "__func__", None)
         is not getattr(keras.callbacks.Callback, hook)
-        for hook in _BATCH_HOOKS
+        for callback in callbacks
+        if type(callback) not in _NEVER_STOP
+        for hook in hooks
     )
 
 

@@ -31,6 +31,7 @@ Save = Callable[..., Any]
 
 _said = False
 _saves: list[str] = []
+_OLD = "old-"
 _BEGUN, _DONE = "save begun", "save done"
 _CHIEF_BEGINS_SECONDS = 30.0
 _CHIEF_ENDS_SECONDS = 3600.0
@@ -112,6 +113,7 @@ def _wait_for_chief(path: str) -> None:
     if group.wait_for_news(_BEGUN, reached, _CHIEF_BEGINS_SECONDS):
         group.wait_for_news(_DONE, reached, _CHIEF_ENDS_SECONDS)
     else:
+        _saves.remove(path)
         log.warning("the chief does not save %s; on this worker nothing is written", path)
 
 
@@ -151,7 +153,7 @@ def _write_aside(target: str, write: Callable[[str], Any]) -> Any:
     prefix = f".{name}.tfdist-"
     if not os.path.isdir(parent):
         return write(target)  # Let Keras say what it says of a missing directory.
-    _sweep(parent, prefix)
+    _sweep(parent, name, prefix)
     aside = os.path.join(parent, prefix + secrets.token_hex(4))
     os.mkdir(aside)
     try:
@@ -177,16 +179,26 @@ def _move(source: str, target: str) -> None:
     # A directory cannot replace one that is not empty: the old one steps aside for a moment.
     old = None
     if os.path.lexists(target):
-        old = os.path.join(os.path.dirname(source), "old-" + secrets.token_hex(4))
+        old = os.path.join(os.path.dirname(source), _OLD + secrets.token_hex(4))
         os.rename(target, old)
     os.rename(source, target)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _sweep(parent: str, prefix: str) -> None:
+def _restore(aside: str, target: str) -> None:
+    """Puts a directory back that had stepped aside when its successor was not yet in place."""
+    if not os.path.lexists(target):
+        for entry in os.listdir(aside):
+            if entry.startswith(_OLD):
+                os.rename(os.path.join(aside, entry), target)
+                return
+
+
+def _sweep(parent: str, name: str, prefix: str) -> None:
     """Removes what an earlier save of the same target left when it was killed."""
     with contextlib.suppress(OSError):
         for entry in os.listdir(parent):
             if entry.startswith(prefix):
+                _restore(os.path.join(parent, entry), os.path.join(parent, name))
                 shutil.rmtree(os.path.join(parent, entry), ignore_errors=True)

@@ -23,6 +23,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.engine.replicas import is_synchronous
+
 _replica = threading.local()  # TensorFlow runs each replica's function in a thread of its own.
 
 
@@ -95,9 +97,22 @@ def sum_once(original: Callable[..., Any]) -> Callable[..., Any]:
     def all_reduce(self: Any, grads_and_vars: Any) -> Any:
         if getattr(_replica, "summed", False):
             return list(grads_and_vars)
+        share = getattr(_replica, "share", None)
+        if share is not None:
+            grads_and_vars = [(_zero_if_empty(g, share), v) for g, v in grads_and_vars]
         return original(self, grads_and_vars)
 
     return all_reduce
+
+
+def _zero_if_empty(gradient: Any, share: Any) -> Any:
+    # Without examples a layer that takes a mean of its own has NaN, and 0 times NaN is NaN.
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _zero_if_empty(gradient.values, share)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return tf.where(share > 0, gradient, tf.zeros_like(gradient))
 
 
 def _in_replica() -> bool:
@@ -105,7 +120,5 @@ def _in_replica() -> bool:
     return (
         tf.distribute.get_replica_context() is not None
         and strategy.num_replicas_in_sync > 1
-        and isinstance(
-            strategy, (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-        )
+        and is_synchronous(strategy)
     )

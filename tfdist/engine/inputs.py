@@ -41,8 +41,8 @@ class Feed:
 
     Attributes:
         spec: Structure of `tf.TypeSpec` of one replica's batch.
-        policy: How the data is split over workers: "example", "off" or "given" (a dataset that is
-            already distributed).
+        policy: How the data is split over workers: "example", "file", "off" or "given" (a dataset
+            that is already distributed).
     """
 
     def __init__(
@@ -230,13 +230,14 @@ def _sharded(dataset: tf.data.Dataset, several: bool) -> tuple[tf.data.Dataset, 
     policy = options.experimental_distribute.auto_shard_policy
     if policy == policies.OFF:
         return dataset, "off"
+    if policy not in (policies.AUTO, policies.DATA):
+        return dataset, "file"
     if not several:
         return dataset, "example"
     changed = tf.data.Options()
-    if policy in (policies.AUTO, policies.DATA):
-        changed.experimental_distribute.auto_shard_policy = policies.DATA
-        # Workers must read the same order to take disjoint parts of it.
-        changed.deterministic = True
+    changed.experimental_distribute.auto_shard_policy = policies.DATA
+    # Workers must read the same order to take disjoint parts of it.
+    changed.deterministic = True
     return dataset.with_options(changed), "example"
 
 

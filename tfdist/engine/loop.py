@@ -19,6 +19,7 @@ from keras.src.backend import config as keras_config
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.utils.python_utils import pythonify_logs
 
 from tfdist.engine import build
 from tfdist.engine import callbacks as callback_rules
@@ -100,7 +101,7 @@ def fit(
             agreed |= {f"validation {k}": v for k, v in prepare.data_facts(validation).items()}
         prepare.prepare(model, feed, peers, agreed)
         calls = callback_rules.as_list(callbacks)
-        stops = peers.any("its callbacks", callback_rules.may_stop_in_an_epoch(calls))
+        stops = peers.any("its callbacks", callback_rules.may_stop_training(calls))
         with callback_rules.of_one_worker(calls, peers.is_chief):
             return _fit(
                 model,
@@ -164,7 +165,7 @@ def _fit(
                 model.stop_training = peers.any(
                     f"the end of step {done} of epoch {epoch + 1}", model.stop_training
                 )
-            if agree_every_step and model.stop_training:
+            if model.stop_training and (agree_every_step or peers.group is None):
                 break
         batches.close()
         if not done:
@@ -230,6 +231,7 @@ def evaluate(
 def _evaluate(model: Any, feed: Feed, peers: Peers, calls: Any, what: str) -> dict[str, Any]:
     model.make_test_function()
     model.stop_evaluating = False
+    agree = peers.any("its callbacks", callback_rules.may_stop_testing(calls.callbacks))
     calls.on_test_begin()
     logs: Any = {}
     model.reset_metrics()
@@ -240,7 +242,7 @@ def _evaluate(model: Any, feed: Feed, peers: Peers, calls: Any, what: str) -> di
         calls.on_test_batch_begin(begin)
         logs = model.test_function(counted)
         calls.on_test_batch_end(begin + counted.count - 1, logs)
-        if model.stop_evaluating and peers.group is None:
+        if _stops(peers, agree, model.stop_evaluating, begin):
             break
     batches.close()
     results = _results(model, logs, peers, what)
@@ -282,6 +284,7 @@ def _predict(model: Any, feed: Feed, peers: Peers, calls: Any) -> Any:
     model.make_predict_function()
     replicas.quiet(model.predict_function)
     model.stop_predicting = False
+    agree = peers.any("its callbacks", callback_rules.may_stop_predicting(calls.callbacks))
     calls.on_predict_begin()
     results: list[Any] = []
     batches = feed.epoch()
@@ -290,7 +293,7 @@ def _predict(model: Any, feed: Feed, peers: Peers, calls: Any) -> Any:
         calls.on_predict_batch_begin(begin)
         results.append(model.predict_function([batch.data for batch in counted]))
         calls.on_predict_batch_end(begin + len(counted) - 1, {"outputs": results[-1]})
-        if model.stop_predicting and peers.group is None:
+        if _stops(peers, agree, model.stop_predicting, begin):
             break
     batches.close()
     calls.on_predict_end()
@@ -323,6 +326,10 @@ def predict_on_batch(model: Any, x: Any) -> Any:
         return tree.map_structure(keras_trainer.convert_to_np_if_not_ragged, outputs)
 
 
+def _stops(peers: Peers, agree: bool, flag: bool, step: int) -> bool:
+    return peers.any(f"step {step}", flag) if agree else flag and peers.group is None
+
+
 class _Counted:
     """An iterator that counts what was taken."""
 
@@ -345,7 +352,7 @@ def _results(model: Any, logs: Any, peers: Peers, what: str) -> dict[str, Any]:
     if not isinstance(own, dict):
         own = logs = {"loss": own}
     if own is not logs:
-        return {name: _plain(value) for name, value in own.items()}
+        return _as_logs(own)
     # A custom step reports what it likes. Metrics know all examples; of other values this
     # process has only its own, of the last batch.
     metrics = {metric.name: metric for metric in model.metrics}
@@ -357,7 +364,13 @@ def _results(model: Any, logs: Any, peers: Peers, what: str) -> dict[str, Any]:
     rest = {name: _plain(value) for name, value in logs.items() if name not in known}
     if rest:
         rest = peers.mean(what, rest)
-    return {name: known.get(name, rest.get(name)) for name in logs}
+    return _as_logs({**rest, **known})
+
+
+def _as_logs(values: dict[str, Any]) -> dict[str, Any]:
+    # Flat, in the order of names, plain numbers: as Keras hands logs to callbacks.
+    logs: dict[str, Any] = pythonify_logs({name: _plain(value) for name, value in values.items()})
+    return logs
 
 
 def _was_updated(metric: Any) -> bool:

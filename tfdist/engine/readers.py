@@ -1,9 +1,9 @@
 """Reads one worker's part of a distributed dataset, batch after batch.
 
 TensorFlow's own iterator over a distributed dataset asks all workers with a collective, before
-every batch, whether anybody has data left, and moves batches through one more iterator whose end
-can take seconds (see `_Graveyard`). On CPU neither is needed: a plain `tf.data` iterator reads the
-part of this worker, and how many batches there are is known to all, or asked over the group.
+every batch, whether anybody has data left, and moves batches through one more iterator. On CPU
+neither is needed: a plain `tf.data` iterator reads the part of this worker, and how many batches
+there are is known to all, or asked over the group.
 """
 
 from __future__ import annotations

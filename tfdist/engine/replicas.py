@@ -7,6 +7,13 @@ from typing import Any
 import tensorflow as tf
 
 
+def is_synchronous(strategy: Any) -> bool:
+    """Whether `strategy` is one whose training the engine repairs."""
+    return isinstance(
+        strategy, (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+    )
+
+
 def is_several_workers(strategy: Any) -> bool:
     """Whether `strategy` spans processes."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and bool(

@@ -15,6 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.engine import replicas
+
 log = logging.getLogger("absl")
 
 
@@ -39,7 +41,9 @@ def adopt(model: Any, strategy: Any) -> None:
 def join_current(model: Any) -> None:
     """Lets a model that was made outside any scope train under the strategy whose scope is open."""
     if getattr(model, "_distribute_strategy", None) is None and tf.distribute.has_strategy():
-        model._distribute_strategy = tf.distribute.get_strategy()
+        strategy = tf.distribute.get_strategy()
+        if replicas.is_synchronous(strategy):
+            model._distribute_strategy = strategy
 
 
 def optimizers_of(model: Any) -> list[Any]:

@@ -13,6 +13,17 @@ from typing import Any
 import tensorflow as tf
 
 
+def statistics_of(model: Any) -> list[Any]:
+    """Returns the variables that the layers of `model` update themselves, such as moving means."""
+    # As created: a frozen layer's weights are not trainable either, and they do not move.
+    return [
+        variable
+        for layer in model._flatten_layers()
+        for variable in layer._non_trainable_variables
+        if tf.as_dtype(variable.dtype).is_floating
+    ]
+
+
 class Statistics:
     """The statistics of one model.
 
@@ -22,13 +33,7 @@ class Statistics:
 
     def __init__(self, model: Any):
         self._strategy = model.distribute_strategy
-        # As created: a frozen layer's weights are not trainable either, and they do not move.
-        self._variables = [
-            variable
-            for layer in model._flatten_layers()
-            for variable in layer._non_trainable_variables
-            if tf.as_dtype(variable.dtype).is_floating
-        ]
+        self._variables = statistics_of(model)
         self._average = tf.function(self._averages)
 
     def synchronize(self) -> None:
@@ -46,7 +51,7 @@ class Statistics:
 
     def _averages(self) -> Any:
         def local() -> Any:
-            flat = [tf.reshape(tf.cast(v.value, tf.float32), [-1]) for v in self._variables]
+            flat = [tf.reshape(tf.cast(v.value, tf.float64), [-1]) for v in self._variables]
             return tf.concat(flat, axis=0)
 
         values = self._strategy.run(local)

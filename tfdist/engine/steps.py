@@ -7,6 +7,7 @@ Here a step gets its batch as an argument, so what runs is exactly what there is
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from tfdist.engine.replicas import local_mean
 from tfdist.engine.replicas import none_if_optional
 from tfdist.engine.replicas import quiet
 from tfdist.engine.replicas import strategy_name
+from tfdist.engine.statistics import statistics_of
 from tfdist.errors import UnsupportedError
 
 
@@ -39,7 +41,7 @@ def make_function(model: Any, step: Callable[[Any], Any]) -> Callable[[Iterator[
     strategy = model.distribute_strategy
 
     def on_replica(part: Any, share: Any) -> Any:
-        with share_of_replica(share):
+        with share_of_replica(share), _keep_if_empty(model, part, share):
             return step(_open_if_empty(part))
 
     def on_replicas(data: Any, share: Any) -> Any:
@@ -76,6 +78,24 @@ def _outside_the_graph(create: Callable[..., Any], **kwargs: Any) -> Any:
     """
     with tf.init_scope():
         return create(**kwargs)
+
+
+@contextlib.contextmanager
+def _keep_if_empty(model: Any, part: Any, share: Any) -> Iterator[None]:
+    """Leaves the moving statistics of a replica that has no examples as they were."""
+    leaves = [leaf for leaf in tree.flatten(part) if isinstance(leaf, tf.Tensor)]
+    may_be_empty = not leaves or leaves[0].shape.rank is None or not leaves[0].shape[:1][0]
+    variables = statistics_of(model) if share is not None and may_be_empty else []
+    before = [tf.identity(variable.value) for variable in variables]
+    yield
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(tf.where(share > 0, variable.value, value))
+
+
+def forget_prediction(model: Any) -> None:
+    """Forgets the compiled function of `predict_here`; the model is compiled anew."""
+    if hasattr(model, _PREDICT):
+        object.__setattr__(model, _PREDICT, None)
 
 
 def _open_if_empty(part: Any) -> Any:

@@ -16,7 +16,11 @@ from typing import Any
 from tfdist import logs
 from tfdist.cluster import current
 from tfdist.cluster.detect import detect
+from tfdist.cluster.group import Group
+from tfdist.cluster.topology import CHIEF
+from tfdist.cluster.topology import WORKER
 from tfdist.cluster.topology import Cluster
+from tfdist.cluster.topology import Task
 from tfdist.errors import StrategyError
 from tfdist.strategies.communication import CommunicationOptions
 from tfdist.strategies.registry import Options
@@ -78,7 +82,9 @@ def guard() -> None:
     def __init__(
         self: Any, cluster_resolver: Any = None, communication_options: Any = None
     ) -> None:
-        if cluster_resolver is None:
+        if cluster_resolver is not None:
+            _join_described(cluster_resolver)
+        else:
             cluster = detect(os.environ)
             _refuse_servers(cluster)
             logs.install(cluster)
@@ -98,8 +104,17 @@ def guard() -> None:
                 "build the strategy at the top of the script, right after the imports",
             ) from error
 
+    original_scope = cls.scope
+
+    @functools.wraps(original_scope)
+    def scope(self: Any) -> Any:
+        group = current.group()
+        inner = original_scope(self)
+        return inner if group is None else _Together(inner, group)
+
     setattr(__init__, _MARK, original)
-    cls.__init__ = __init__
+    setattr(scope, _MARK, original_scope)
+    cls.__init__, cls.scope = __init__, scope
 
 
 def unguard() -> None:
@@ -108,6 +123,40 @@ def unguard() -> None:
 
     cls = tf.distribute.MultiWorkerMirroredStrategy
     cls.__init__ = getattr(cls.__init__, _MARK, cls.__init__)
+    cls.scope = getattr(cls.scope, _MARK, cls.scope)
+
+
+class _Together:
+    """A strategy's scope in which no worker waits for one that is gone.
+
+    Variables are made in a collective: each worker waits there for the chief.
+    """
+
+    def __init__(self, inner: Any, group: Group):
+        self._inner = inner
+        self._together = group.together("strategy.scope()")
+
+    def __enter__(self) -> Any:
+        self._together.__enter__()
+        return self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        swallowed = self._inner.__exit__(*error)
+        return self._together.__exit__(*((None, None, None) if swallowed else error))
+
+
+def _join_described(resolver: Any) -> None:
+    """Joins the cluster that a resolver describes, if it names several workers."""
+    spec = resolver.cluster_spec().as_dict()
+    if sum(len(spec.get(role, ())) for role in (CHIEF, WORKER)) < 2 or resolver.task_type is None:
+        return
+    current.join_once(
+        Cluster(
+            environment="resolver",
+            task=Task(str(resolver.task_type), int(resolver.task_id or 0)),
+            addresses={role: tuple(spec[role]) for role in (CHIEF, WORKER) if spec.get(role)},
+        )
+    )
 
 
 def _refuse_servers(cluster: Cluster) -> None:

@@ -412,6 +412,54 @@ def clipping():
     return results
 
 
+def batch_norm():
+    """Statistics of a batch: of the global batch if synchronised, finite and shared if not."""
+    results = {}
+    x, y = linear_data(9)
+    for synchronized in (True, False):
+        with strategy.scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((3,)),
+                    keras.layers.Dense(4, kernel_initializer="ones"),
+                    keras.layers.BatchNormalization(momentum=0.5, synchronized=synchronized),
+                    keras.layers.Dense(1, kernel_initializer="ones"),
+                ]
+            )
+            model.compile(keras.optimizers.SGD(0.05), "mse")
+        model.fit(dataset(x, y, batch=8), epochs=2)  # The last batch has one example.
+        finite = all(np.isfinite(w).all() for w in model.get_weights())
+        if synchronized:
+            model.set_weights([np.ones_like(w) for w in model.get_weights()])
+            history = model.fit(dataset(*linear_data(24)), epochs=2)
+            results["synchronized"] = outcome(model, history, finite=finite)
+        else:
+            results["finite"] = finite and bool(np.isfinite(model.evaluate(x, y)))
+    return results
+
+
+class StopAtBeginning(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.stop_training = True
+
+
+def numbers_of_numpy_and_stops():
+    model = linear_model()
+    data = dataset(*linear_data())
+    history = model.fit(
+        data,
+        epochs=np.int64(4),
+        initial_epoch=np.int32(0),
+        steps_per_epoch=data.cardinality().numpy(),
+        validation_data=data,
+        validation_steps=np.int64(2),
+        validation_freq=[1, 3],
+        callbacks=[StopAtBeginning()],
+    )
+    return outcome(model, history, epochs=history.epoch)
+
+
 def plain_numbers():
     model = linear_model(keras.optimizers.SGD(0.25))
     model.fit(dataset(*linear_data()))
