@@ -89,6 +89,83 @@ def test_different_arguments_are_refused_in_one_sentence_on_every_worker(tmp_pat
         assert "worker 0" in message and "worker 1" in message and "Fix:" in message
 
 
+def test_files_of_their_own_are_read_to_the_end_and_too_few_are_refused(tmp_path):
+    source = HEAD + textwrap.dedent(
+        """
+        import os
+        # One file of 14 examples, one of 6: with the policy FILE each worker reads one of them.
+        if me == 0:
+            for name, rows in (("a", range(14)), ("b", range(14, 20))):
+                with tf.io.TFRecordWriter(f"{name}.tfrecord") as writer:
+                    for row in rows:
+                        writer.write(str(row).encode())
+        strategy.reduce("SUM", tf.constant(1.0), axis=None)
+
+        def read(pattern, policy):
+            files = tf.data.Dataset.list_files(pattern, shuffle=False)
+            data = tf.data.TFRecordDataset(files).map(lambda r: tf.strings.to_number(r)[None])
+            data = data.batch(4).map(lambda v: (v, v))
+            options = tf.data.Options()
+            options.experimental_distribute.auto_shard_policy = policy
+            return data.with_options(options)
+
+        class Sum(keras.metrics.Metric):
+            def __init__(self):
+                super().__init__(name="total")
+                self.sum = self.add_variable((), initializer="zeros", name="sum")
+            def update_state(self, y_true, y_pred, sample_weight=None):
+                self.sum.assign(self.sum + tf.reduce_sum(y_true))
+            def result(self):
+                return self.sum
+
+        def total(data):
+            with strategy.scope():
+                model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+                model.compile("sgd", "mse", metrics=[Sum()])
+            return model.fit(data, epochs=2, verbose=0).history["total"]
+
+        policies = tf.data.experimental.AutoShardPolicy
+        known = tf.data.experimental.assert_cardinality(5)
+        results = {
+            "file": total(read("[ab].tfrecord", policies.FILE)),
+            "file of known length": total(read("[ab].tfrecord", policies.FILE).apply(known)),
+            "one file": total(read("a.tfrecord", policies.AUTO)),
+        }
+        try:
+            total(read("a.tfrecord", policies.FILE))
+        except tfdist.TfdistError as error:
+            results["refused"] = str(error)
+        report(**results)
+        os._exit(0)  # A worker that was refused has no more to say to the others.
+        """
+    )
+    run = run_script(source, workers=2, timeout=120, tmp_path=tmp_path)
+    results = run.result("worker 0")
+    assert results["file"] == [190.0, 190.0], run.output
+    assert results["one file"] == [91.0, 91.0]
+    assert "at least one file for every worker" in results["refused"]
+
+
+def test_a_resolver_of_the_users_own_meets_the_others_too(tmp_path):
+    source = textwrap.dedent(
+        """
+        import tensorflow as tf
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+        import keras
+        import numpy as np
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=0)
+        print("trained", flush=True)
+        """
+    )
+    run = run_script(source, workers=2, timeout=90, tmp_path=tmp_path)
+    assert run.code == 0, run.output
+    assert "trained" in run.lines("worker 0") and "trained" in run.lines("worker 1")
+
+
 def test_a_refusal_ends_the_job_without_a_traceback(tmp_path):
     body, words = REFUSED["epochs"]
     run = run_script(HEAD + body, workers=2, timeout=90, tmp_path=tmp_path)

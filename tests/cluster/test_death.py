@@ -148,6 +148,50 @@ def test_a_model_that_the_others_have_no_part_in_is_warned_of(tmp_path):
         assert len(warnings) == 1
 
 
+def test_a_worker_that_dies_while_models_are_built_does_not_leave_the_others_waiting(tmp_path):
+    source = textwrap.dedent(
+        """
+        import os
+        import tfdist
+        strategy = tfdist.strategy()
+        import keras
+        if tfdist.detect().task.index == 0:
+            os.kill(os.getpid(), 9)
+        with strategy.scope():
+            # Each variable waits for the chief's value.
+            keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        """
+    )
+    started = time.monotonic()
+    run = run_script(
+        source, workers=2, timeout=100, launcher_args=["--grace", "60"], tmp_path=tmp_path
+    )
+    assert run.code == 128 + signal.SIGKILL, run.output
+    assert time.monotonic() - started < 60
+    assert any("worker 0 (127.0.0.1:" in line for line in _messages(run, "worker 1")), run.output
+
+
+def test_a_worker_that_gives_up_with_an_exit_code_is_told_of(tmp_path):
+    source = TRAIN + textwrap.dedent(
+        """
+        import os, sys
+        def hook():
+            if me == 0:
+                raise ValueError("the disk is full, say")
+        try:
+            model.fit(data, epochs=1_000_000, verbose=0, callbacks=[Talk()])
+        except ValueError:
+            sys.last_value = None  # As without the launcher.
+            sys.exit(3)
+        """
+    )
+    run = run_script(
+        source, workers=2, timeout=100, launcher_args=["--grace", "60"], tmp_path=tmp_path
+    )
+    assert run.code == 3, run.output
+    assert any("worker 0" in line for line in _messages(run, "worker 1")), run.output
+
+
 def test_a_worker_that_never_comes_is_named_at_the_deadline(tmp_path):
     source = textwrap.dedent(
         """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -92,6 +93,24 @@ def fit(
                 batch_size=validation_batch_size or batch_size,
                 steps=validation_steps,
             )
+
+        def validate(calls: Any, what: str) -> dict[str, Any]:
+            if type(model).evaluate is keras.Model.evaluate:
+                assert validation is not None
+                return _evaluate(model, validation, peers, calls, what)
+            # A subclass that evaluates in its own way, called as Keras calls it.
+            own: dict[str, Any] = model.evaluate(
+                x=val_x,
+                y=val_y,
+                sample_weight=val_weight,
+                batch_size=validation_batch_size or batch_size,
+                steps=validation_steps,
+                callbacks=calls,
+                return_dict=True,
+                _use_cached_eval_dataset=True,
+            )
+            return own
+
         agreed = {
             "epochs": epochs,
             "validation_data": "given" if validation else "not given",
@@ -107,6 +126,7 @@ def fit(
                 model,
                 feed,
                 validation,
+                validate,
                 peers,
                 callbacks,
                 epochs,
@@ -121,6 +141,7 @@ def _fit(
     model: Any,
     feed: Feed,
     validation: Feed | None,
+    validate: Callable[[Any, str], dict[str, Any]],
     peers: Peers,
     callbacks: Any,
     epochs: int,
@@ -174,7 +195,7 @@ def _fit(
         statistics.synchronize()
         epoch_logs = _results(model, logs, peers, f"the logs of epoch {epoch + 1}")
         if validation is not None and model._should_eval(epoch, validation_freq):
-            results = _evaluate(model, validation, peers, calls, f"validation of epoch {epoch + 1}")
+            results = validate(calls, f"validation of epoch {epoch + 1}")
             epoch_logs.update({f"val_{name}": value for name, value in results.items()})
         calls.on_epoch_end(epoch, epoch_logs)
         training_logs = epoch_logs
@@ -205,6 +226,7 @@ def evaluate(
 
     Every worker of a job calls it with the same arguments and gets the same result.
     """
+    kwargs.pop("_use_cached_eval_dataset", None)  # As `fit` of Keras passes it on.
     if kwargs:
         raise ValueError(f"Arguments not recognized: {kwargs}")
     model._assert_compile_called("evaluate")

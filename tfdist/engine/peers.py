@@ -91,6 +91,15 @@ class Peers:
             )
         return chief
 
+    def note(self, what: str, value: Any, consequence: str) -> None:
+        """Warns on every worker if `value` is not the same on all."""
+        if self.group is not None:
+            values = self._gather(what, value)
+            if any(each != values[0] for each in values):
+                log.warning(
+                    "%s differs between workers (%s): %s", what, self._listing(values), consequence
+                )
+
     def any(self, what: str, flag: bool) -> bool:
         """Returns whether `flag` is set on any worker."""
         return flag if self.group is None else any(self._gather(what, bool(flag)))

@@ -8,6 +8,7 @@ from keras import tree
 
 from tfdist.engine import build
 from tfdist.engine import scope
+from tfdist.engine import seeds
 from tfdist.engine.inputs import Feed
 from tfdist.engine.peers import Peers
 
@@ -34,6 +35,12 @@ def prepare(
         {**(arguments or {}), **data_facts(feed), **_model_facts(model, to_train)},
         _FIXES,
     )
+    if to_train and feed.policy == "example":
+        peers.note(
+            "the seed of shuffles",
+            seeds.position(),
+            "a shuffle before the data is split shows some examples twice and others never",
+        )
     build.build(model, feed.spec, feed.sample(), to_train=to_train)
     # Building may have made the variables of metrics and optimizers that were bare until now.
     scope.adopt(model, model.distribute_strategy)

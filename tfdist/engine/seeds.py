@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import os
 from typing import Any
 
@@ -22,7 +21,7 @@ from tfdist.cluster.detect import detect
 from tfdist.errors import TfdistError
 
 _MARK = "_tfdist_original"
-_counter = itertools.count()
+_drawn = 0
 
 
 def job_seed() -> int | None:
@@ -41,10 +40,12 @@ def job_seed() -> int | None:
 
 def next_seed() -> int | None:
     """Returns a fresh shared seed: the n-th call of every worker returns the same."""
+    global _drawn
     base = job_seed()
     if base is None:
         return None
-    text = f"{base}/{next(_counter)}"
+    text = f"{base}/{_drawn}"
+    _drawn += 1
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
@@ -53,6 +54,13 @@ def program_is_seeded() -> bool:
     from tensorflow.python.framework import random_seed as program_seeds
 
     return program_seeds.get_seed(None)[0] is not None
+
+
+def position() -> list[int | None]:
+    """Returns what shuffles are drawn from: the program's seed, and how many seeds were drawn."""
+    from tensorflow.python.framework import random_seed as program_seeds
+
+    return [program_seeds.get_seed(None)[0], _drawn]
 
 
 def _several_workers() -> bool:
