@@ -331,6 +331,28 @@ def test_a_loss_does_not_interrupt_work_that_needs_nobody(ports):
     assert "saved" in tasks.wait()[0]
 
 
+def test_writing_inside_of_common_work_is_not_cut_short(ports):
+    tasks = Tasks(
+        """
+        groups.NOTICE_SECONDS = 1.0
+        group = join()
+        if me == 1:
+            os.kill(os.getpid(), 9)
+        with group.together("the work"):
+            with group.alone():
+                time.sleep(4)
+                print("saved", flush=True)
+            time.sleep(30)
+            print("never", flush=True)
+        """,
+        ports[:2],
+        which=(0, 1),
+    )
+    output = tasks.wait()[0]
+    assert "saved" in output and "never" not in output
+    assert tasks.codes()[0] == 1
+
+
 def test_a_forked_child_does_not_keep_the_dead_alive(ports):
     tasks = Tasks(
         """

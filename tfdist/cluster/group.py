@@ -206,6 +206,15 @@ class Group:
         finally:
             self._region = outer
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Marks work inside of `together` that needs nobody and must not be cut short by a loss."""
+        outer, self._region = self._region, None
+        try:
+            yield
+        finally:
+            self._region = outer
+
     def leave(self, reason: str | None = None) -> None:
         """Leaves the group in order; the others are told. The chief waits for those still busy.
 

@@ -85,13 +85,16 @@ def _outside_scope(write: Callable[[], Any]) -> Any:
 def _announced(path: str) -> Iterator[None]:
     """Tells the others that the chief begins to save, and that it is done, with or without luck."""
     group = current.group()
-    if group is not None:
-        group.announce(_BEGUN, path)
-    try:
+    if group is None:
         yield
+        return
+    group.announce(_BEGUN, path)
+    try:
+        # What is being written is written to its end, whoever dies meanwhile.
+        with group.alone():
+            yield
     finally:
-        if group is not None:
-            group.announce(_DONE, path)
+        group.announce(_DONE, path)
 
 
 def _wait_for_chief(path: str) -> None:
