@@ -171,6 +171,40 @@ def test_a_worker_that_dies_while_models_are_built_does_not_leave_the_others_wai
     assert any("worker 0 (127.0.0.1:" in line for line in _messages(run, "worker 1")), run.output
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_loop_of_the_users_own_does_not_wait_for_the_dead(number, tmp_path):
+    source = textwrap.dedent(
+        """
+        import tensorflow as tf
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+        @tf.function
+        def step():
+            add = lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0))
+            return strategy.run(add)
+
+        for number in range(1_000_000):
+            step()
+            if number == 10:
+                print("in the middle of training", flush=True)
+        """
+    )
+    with start_script(
+        source,
+        workers=2,
+        launcher_args=["--grace", "2"],
+        # So that the test need not sit through the full minute.
+        env={"TFDIST_SILENCE_TIMEOUT": "10"},
+        tmp_path=tmp_path,
+    ) as job:
+        job.wait_for_line("in the middle of training", 90)
+        job.kill("worker 1", number)
+        job.wait_for_line("worker 1 (127.0.0.1:", 40)
+        run = job.wait(60)
+    assert run.code == (137 if number == signal.SIGKILL else 1), run.output
+    assert any("worker 1 (127.0.0.1:" in line for line in run.lines("worker 0")), run.output
+
+
 def test_a_worker_that_gives_up_with_an_exit_code_is_told_of(tmp_path):
     source = TRAIN + textwrap.dedent(
         """

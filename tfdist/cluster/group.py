@@ -40,6 +40,8 @@ NOTICE_SECONDS = 20.0
 FAREWELL_SECONDS = 300.0
 #: A task that failed has so long to end before the others do because of it.
 LAST_WORDS_SECONDS = 5.0
+#: Where TensorFlow's Python waits for an operation to end.
+_EXECUTION = "/tensorflow/python/eager/"
 
 
 class Group:
@@ -346,13 +348,17 @@ class Group:
 
     def _execute(self) -> None:
         assert self._doom is not None
+        stuck = _Stuck()
         while not self._closed:
-            if self._region is None:
+            now = time.monotonic()
+            # A loop of the user's own marks nothing, but can be seen to wait in an operation.
+            in_operation = self._region is None and stuck.seconds() > NOTICE_SECONDS
+            if self._region is None and not in_operation:
                 # Work that needs nobody else (writing a file, say) may go on.
-                self._doom = max(self._doom, time.monotonic() + NOTICE_SECONDS / 2)
-            elif time.monotonic() > self._doom:
+                self._doom = max(self._doom, now + NOTICE_SECONDS / 2)
+            elif now > self._doom or in_operation:
                 with self._state:
-                    error = self._peer_error(self._region)
+                    error = self._peer_error(self._region or "the operation that it waits in")
                 print(f"tfdist: error: {error}", file=sys.stderr, flush=True)
                 sys.stdout.flush()
                 os._exit(error.exit_code)
@@ -400,6 +406,23 @@ class Group:
         with contextlib.suppress(ValueError):
             if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class _Stuck:
+    """Tells how long the main thread has been in one and the same TensorFlow operation."""
+
+    def __init__(self) -> None:
+        self._place: tuple[int, int] | None = None
+        self._since = time.monotonic()
+
+    def seconds(self) -> float:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        in_tensorflow = frame is not None and _EXECUTION in frame.f_code.co_filename
+        place = (id(frame), frame.f_lasti) if frame is not None and in_tensorflow else None
+        if place is None or place != self._place:
+            self._place, self._since = place, time.monotonic()
+            return 0.0
+        return time.monotonic() - self._since
 
 
 def _disagreement(places: list[list[Any]]) -> DisagreementError:

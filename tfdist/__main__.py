@@ -1,0 +1,7 @@
+"""`python -m tfdist` is `tfdist`."""
+
+import sys
+
+from tfdist.cli.main import main
+
+sys.exit(main())
