@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfdist.cluster import wire
+from tfdist.cluster.doom import Doom
 from tfdist.cluster.hub import Hub
 from tfdist.cluster.topology import Cluster
 from tfdist.cluster.topology import Task
@@ -40,8 +41,6 @@ NOTICE_SECONDS = 20.0
 FAREWELL_SECONDS = 300.0
 #: A task that failed has so long to end before the others do because of it.
 LAST_WORDS_SECONDS = 5.0
-#: Where TensorFlow's Python waits for an operation to end.
-_EXECUTION = "/tensorflow/python/eager/"
 
 
 class Group:
@@ -85,7 +84,7 @@ class Group:
         self._closed = False
         self._region: str | None = None
         self._broken: str | None = None
-        self._doom: float | None = None
+        self._doom: Doom | None = None
         self._listeners: list[Callable[[], None]] = []
         self._threads = [
             threading.Thread(target=self._read, name="tfdist-group", daemon=True),
@@ -343,26 +342,17 @@ class Group:
     def _arm(self) -> None:
         """Gives the main thread time to notice; then ends the process in its place."""
         if self._doom is None:
-            self._doom = time.monotonic() + NOTICE_SECONDS
-            threading.Thread(target=self._execute, name="tfdist-doom", daemon=True).start()
+            self._doom = Doom(
+                NOTICE_SECONDS,
+                region=lambda: self._region,
+                error=self._locked_peer_error,
+                over=lambda: self._closed,
+            )
+            self._doom.start()
 
-    def _execute(self) -> None:
-        assert self._doom is not None
-        stuck = _Stuck()
-        while not self._closed:
-            now = time.monotonic()
-            # A loop of the user's own marks nothing, but can be seen to wait in an operation.
-            in_operation = self._region is None and stuck.seconds() > NOTICE_SECONDS
-            if self._region is None and not in_operation:
-                # Work that needs nobody else (writing a file, say) may go on.
-                self._doom = max(self._doom, now + NOTICE_SECONDS / 2)
-            elif now > self._doom or in_operation:
-                with self._state:
-                    error = self._peer_error(self._region or "the operation that it waits in")
-                print(f"tfdist: error: {error}", file=sys.stderr, flush=True)
-                sys.stdout.flush()
-                os._exit(error.exit_code)
-            time.sleep(0.25)
+    def _locked_peer_error(self, name: str) -> PeerLostError:
+        with self._state:
+            return self._peer_error(name)
 
     # Messages to the user.
 
@@ -397,6 +387,7 @@ class Group:
     def _after_fork(self) -> None:
         # A forked child would keep the connections open after this task has died.
         self._closed = True
+        self._state = threading.Condition()  # Another thread may have held it.
         sockets = [self._sock, *(self._hub.sockets() if self._hub else [])]
         for sock in sockets:
             with contextlib.suppress(OSError):
@@ -406,23 +397,6 @@ class Group:
         with contextlib.suppress(ValueError):
             if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-class _Stuck:
-    """Tells how long the main thread has been in one and the same TensorFlow operation."""
-
-    def __init__(self) -> None:
-        self._place: tuple[int, int] | None = None
-        self._since = time.monotonic()
-
-    def seconds(self) -> float:
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        in_tensorflow = frame is not None and _EXECUTION in frame.f_code.co_filename
-        place = (id(frame), frame.f_lasti) if frame is not None and in_tensorflow else None
-        if place is None or place != self._place:
-            self._place, self._since = place, time.monotonic()
-            return 0.0
-        return time.monotonic() - self._since
 
 
 def _disagreement(places: list[list[Any]]) -> DisagreementError:
