@@ -13,6 +13,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -33,7 +34,8 @@ _said = False
 _saves: list[str] = []
 _OLD = "old-"
 _BEGUN, _DONE = "save begun", "save done"
-_CHIEF_BEGINS_SECONDS = 30.0
+_NAMED_SECONDS = 5.0
+_CHIEF_BEGINS_SECONDS = 25.0
 _CHIEF_ENDS_SECONDS = 3600.0
 
 
@@ -100,24 +102,34 @@ def _announced(path: str) -> Iterator[None]:
 def _wait_for_chief(path: str) -> None:
     """Waits on another worker until the chief has saved, so that the file may be read at once.
 
-    The chief waits for nobody, so it may save alone. It is told apart by path, or by count where
-    the workers save to paths of their own, as in TensorFlow's tutorial.
+    The chief waits for nobody, so it may save alone. A save of the chief is known by the name of
+    its file, numbers aside: the workers may each save to a directory of their own, as in
+    TensorFlow's tutorial. Where the names differ too, saves are counted.
     """
     group = current.group()
     if group is None:
         return
-    _saves.append(path)
-    own = _saves.count(path)
+    name = _name(path)
+    _saves.append(name)
+    own = _saves.count(name)
 
-    def reached(paths: list[str]) -> bool:
-        return paths.count(path) >= own or (path not in paths and len(paths) >= len(_saves))
+    def begun(paths: list[str]) -> bool:
+        return [_name(each) for each in paths].count(name) >= own
+
+    def counted(paths: list[str]) -> bool:
+        return begun(paths) or len(paths) >= len(_saves)
 
     # A save that the chief does not begin is one that it does not make.
-    if group.wait_for_news(_BEGUN, reached, _CHIEF_BEGINS_SECONDS):
-        group.wait_for_news(_DONE, reached, _CHIEF_ENDS_SECONDS)
-    else:
-        _saves.remove(path)
-        log.warning("the chief does not save %s; on this worker nothing is written", path)
+    for reached, seconds in ((begun, _NAMED_SECONDS), (counted, _CHIEF_BEGINS_SECONDS)):
+        if group.wait_for_news(_BEGUN, reached, seconds):
+            group.wait_for_news(_DONE, reached, _CHIEF_ENDS_SECONDS)
+            return
+    _saves.remove(name)
+    log.warning("the chief does not save %s; on this worker nothing is written", path)
+
+
+def _name(path: str) -> str:
+    return re.sub(r"\d+", "#", os.path.basename(path.rstrip("/")))
 
 
 def _say_once(filepath: Any) -> None:
