@@ -36,6 +36,7 @@ from tfdist.errors import RendezvousError
 log = logging.getLogger("absl")
 
 DEFAULT_TIMEOUT = 300.0
+DEFAULT_PATIENCE = 1800.0
 #: A task that says nothing for so long is lost. With the 20 s that the main thread then has to
 #: notice (`group.NOTICE_SECONDS`), a job ends within a minute of losing a task.
 SILENCE_SECONDS = 35.0
@@ -53,6 +54,15 @@ def timeout_from(environ: Mapping[str, str]) -> float:
         ClusterError: The variable is not a positive number.
     """
     return _seconds(environ, "TFDIST_RENDEZVOUS_TIMEOUT", DEFAULT_TIMEOUT)
+
+
+def patience_from(environ: Mapping[str, str]) -> float:
+    """Returns how late a task may be for an agreement: `TFDIST_AGREEMENT_TIMEOUT`, or 1800 s.
+
+    Raises:
+        ClusterError: The variable is not a positive number.
+    """
+    return _seconds(environ, "TFDIST_AGREEMENT_TIMEOUT", DEFAULT_PATIENCE)
 
 
 def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float:
@@ -369,8 +379,3 @@ def _missing(
 def job_name(environ: Mapping[str, str] | None = None) -> str:
     """Returns the name of this run that the launcher gave it, or ""."""
     return (os.environ if environ is None else environ).get("TFDIST_JOB_ID", "")
-
-
-def facts_of(group: Group, key: str) -> list[Any]:
-    """Returns one fact of every task, in their order."""
-    return [facts.get(key) for facts in group.facts]

@@ -21,8 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import current
+from tfdist.cluster import rendezvous
 from tfdist.cluster.group import Group
-from tfdist.errors import ConfigError
 from tfdist.errors import DisagreementError
 from tfdist.errors import UnsupportedError
 
@@ -44,6 +44,7 @@ class Peers:
     def __init__(self, strategy: Any, call: str):
         self.strategy = strategy
         self.group = _group_for(strategy)
+        self._patience = rendezvous.patience_from(os.environ)
         self.name = f"{call} #{next(_calls)}" if self.group else call
 
     @property
@@ -152,7 +153,7 @@ class Peers:
 
     def _gather(self, what: str, value: Any) -> list[Any]:
         assert self.group is not None
-        return self.group.all_gather(f"{self.name}: {what}", value, _patience())
+        return self.group.all_gather(f"{self.name}: {what}", value, self._patience)
 
     def _listing(self, values: list[Any]) -> str:
         assert self.group is not None
@@ -160,22 +161,6 @@ class Peers:
             f"{_short(value)} on {task}"
             for task, value in zip(self.group.tasks, values, strict=True)
         )
-
-
-def _patience() -> float:
-    """Seconds to wait for workers that are late; the log names them all the while.
-
-    Raises:
-        ConfigError: `TFDIST_AGREEMENT_TIMEOUT` is not a positive number.
-    """
-    text = os.environ.get("TFDIST_AGREEMENT_TIMEOUT", "").strip() or "1800"
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise ConfigError("TFDIST_AGREEMENT_TIMEOUT to be a positive number of seconds", repr(text))
-    return seconds
 
 
 def _group_for(strategy: Any) -> Group | None:
