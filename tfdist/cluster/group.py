@@ -153,6 +153,15 @@ class Group:
         values: list[Any] = reply["values"]
         return values
 
+    def raise_if_lost(self, name: str) -> None:
+        """Raises `PeerLostError` if a task is known to be lost, or to have failed.
+
+        Args:
+            name: The point in the program, for the message.
+        """
+        with self._state:
+            self._raise_if_lost(name)
+
     def announce(self, topic: str, value: Any) -> None:
         """Tells every task something that they may want to know; waits for nobody."""
         if self.size > 1:

@@ -166,6 +166,7 @@ def is_ours(model: Any) -> bool:
 @functools.cache
 def _repairs() -> tuple[Repair, ...]:
     import keras
+    import tensorflow as tf
     from keras.src.backend.common import KerasVariable
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
@@ -177,7 +178,9 @@ def _repairs() -> tuple[Repair, ...]:
     from tfdist.engine import files
     from tfdist.engine import gradients
     from tfdist.engine import loop
+    from tfdist.engine import losses as loss_rules
     from tfdist.engine import numbers
+    from tfdist.engine import randomness
     from tfdist.engine import reduction
     from tfdist.engine import scope
     from tfdist.engine import steps
@@ -279,18 +282,63 @@ def _repairs() -> tuple[Repair, ...]:
             losses,
             "scale_loss_for_distribution",
             "counts replicas, not examples (tensorflow issue 45594)",
-            gradients.scale,
+            loss_rules.scale,
             "1.0 / num_replicas",
         ),
         Repair(
             TFOptimizer,
             "_backend_apply_gradients",
             "clips before gradients are summed (tensorflow issue 33929)",
-            gradients.reduce_then_clip,
+            gradients.apply,
             "grads = self._clip_gradients(grads)",
         ),
+        Repair(
+            keras.optimizers.LossScaleOptimizer,
+            "_tf_apply",
+            "one replica decides for all whether gradients are finite",
+            gradients.apply_scaled,
+            "Arbitrarily take",
+        ),
         Repair(TFOptimizer, "_all_reduce_sum_gradients", "as above", gradients.sum_once),
-        Repair(losses, "unscale_loss_for_distribution", "as scaling", gradients.unscale),
+        Repair(losses, "unscale_loss_for_distribution", "as scaling", loss_rules.unscale),
+        Repair(
+            losses,
+            "reduce_weighted_values",
+            "divides masked and weighted losses by what one replica has, scalars by nothing",
+            loss_rules.reduce,
+            "loss = reduce_values(values, sample_weight, reduction)",
+        ),
+        Repair(losses.Loss, "__call__", "tells the above which loss it is", loss_rules.called),
+        Repair(
+            keras.metrics.Mean,
+            "update_state",
+            "counts a number from each replica as much as one from all",
+            loss_rules.tracked,
+            "num_samples = 1",
+        ),
+        Repair(
+            keras.random.SeedGenerator,
+            "next",
+            "draws the same numbers on all replicas",
+            randomness.make,
+            "new_seed_value = seed_state.value * 1",
+        ),
+        Repair(
+            tf.distribute.Strategy.__mro__[1],
+            "num_replicas_in_sync",
+            "tells the above of a loss that is divided by it",
+            loss_rules.watched,
+        ),
+        Repair(
+            tf.GradientTape,
+            "gradient",
+            "tells the above of what gradients are taken",
+            loss_rules.differentiated,
+        ),
+        *(
+            Repair(tf.nn, name, "tells the above of a loss that is divided", loss_rules.averaged)
+            for name in ("compute_average_loss", "scale_regularization_loss")
+        ),
         Repair(
             KerasVariable,
             "__float__",

@@ -51,11 +51,14 @@ def build(model: Any, spec: Any, sample: Any = None, *, to_train: bool = True) -
 
 def spec_of(batch: Any) -> Any:
     """Returns the structure of `tf.TypeSpec` of a batch of arrays or tensors."""
-    return tree.map_structure(
-        lambda leaf: None if leaf is None else tf.type_spec_from_value(tf.convert_to_tensor(leaf)),
-        batch,
-        none_is_leaf=True,
-    )
+
+    def one(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        composite = isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
+        return tf.type_spec_from_value(leaf if composite else tf.convert_to_tensor(leaf))
+
+    return tree.map_structure(one, batch, none_is_leaf=True)
 
 
 def _is_built(model: Any, to_train: bool) -> bool:
@@ -78,7 +81,13 @@ def _symbolic(spec: Any) -> Any:
     if spec is None or not hasattr(spec, "dtype") or not hasattr(spec, "shape"):
         return None  # An absent sample weight.
     shape = (None, *spec.shape[1:]) if spec.shape.rank else spec.shape
-    return keras.KerasTensor(shape, keras.backend.standardize_dtype(spec.dtype))
+    return keras.KerasTensor(
+        shape,
+        keras.backend.standardize_dtype(spec.dtype),
+        sparse=isinstance(spec, tf.SparseTensorSpec),
+        ragged=isinstance(spec, tf.RaggedTensorSpec),
+        **({"ragged_rank": spec.ragged_rank} if isinstance(spec, tf.RaggedTensorSpec) else {}),
+    )
 
 
 def _last_line(error: Exception) -> str:

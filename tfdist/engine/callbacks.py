@@ -55,17 +55,49 @@ def as_list(callbacks: Any) -> list[Any]:
 
 def may_stop_training(callbacks: list[Any]) -> bool:
     """Whether one of them might set `stop_training` within an epoch."""
-    return _has_hook(callbacks, _TRAIN)
+    return _has_hook(_free(callbacks), _TRAIN)
 
 
 def may_stop_testing(callbacks: list[Any]) -> bool:
     """Whether one of them might set `stop_evaluating`."""
-    return _has_hook(callbacks, _TEST)
+    return _has_hook(_free(callbacks), _TEST)
 
 
 def may_stop_predicting(callbacks: list[Any]) -> bool:
     """Whether one of them might set `stop_predicting`."""
-    return _has_hook(callbacks, _PREDICT)
+    return _has_hook(_free(callbacks), _PREDICT)
+
+
+def _free(callbacks: list[Any]) -> list[Any]:
+    return [callback for callback in callbacks if type(callback) not in _NEVER_STOP]
+
+
+def read_training_logs(callbacks: list[Any], *, with_bar: bool) -> bool:
+    """Whether one of them is told, and may look at, the logs of every step of training.
+
+    Args:
+        callbacks: Callbacks.
+        with_bar: Whether a progress bar counts.
+    """
+    return _read_logs(callbacks, ("on_train_batch_end", "on_batch_end"), with_bar)
+
+
+def read_test_logs(callbacks: list[Any], *, with_bar: bool) -> bool:
+    """Whether one of them may look at the logs of every step of an evaluation."""
+    return _read_logs(callbacks, ("on_test_batch_end",), with_bar)
+
+
+def _read_logs(callbacks: list[Any], hooks: tuple[str, ...], with_bar: bool) -> bool:
+    def looks(callback: Any) -> bool:
+        if type(callback) is keras.callbacks.ProgbarLogger:
+            return with_bar
+        if type(callback) is keras.callbacks.ModelCheckpoint:
+            return callback.save_freq != "epoch"
+        if type(callback) is keras.callbacks.TensorBoard:
+            return callback.update_freq != "epoch"
+        return type(callback) not in _NEVER_STOP
+
+    return _has_hook([callback for callback in callbacks if looks(callback)], hooks)
 
 
 def _has_hook(callbacks: list[Any], hooks: tuple[str, ...]) -> bool:
@@ -74,7 +106,6 @@ def _has_hook(callbacks: list[Any], hooks: tuple[str, ...]) -> bool:
         getattr(getattr(callback, hook, None), "__func__", None)
         is not getattr(keras.callbacks.Callback, hook)
         for callback in callbacks
-        if type(callback) not in _NEVER_STOP
         for hook in hooks
     )
 

@@ -1,118 +1,219 @@
-"""Makes the gradient that is applied the one of the global batch: weighed, summed, then clipped.
+"""Makes the gradient that is applied the one of the global batch.
 
-Keras takes the mean of a loss over a replica's examples, divides it by the number of replicas, and
-sums the gradients. That is the mean over the global batch only if all replicas have as many
-examples as each other: a last batch of 5 split into 4 and 1 counts the lone example four times
-(tensorflow issue 45594). Gradients are linear in the loss, so it is enough to multiply a replica's
-mean by its own number of examples over that of all replicas instead of by 1 over their number.
-Regularizers and `add_loss` come out right by the same weights, which sum to one. A replica without
-examples has weight zero.
-
-Keras clips a replica's gradient, which is a part of the sum, before it is summed: with `clipnorm`
-two replicas may move twice as far as one device (tensorflow issue 33929). Here the sum comes first.
+The order of one device, with the sum over replicas in its place: accumulate over steps, sum over
+replicas once an update, divide, check that all is finite, clip, weight decay, apply, average
+(DESIGN.md section 4). Keras clips and checks what one replica has, which is a part of the sum: with
+`clipnorm` two replicas may move twice as far as one device (tensorflow issue 33929), and an
+overflow on any replica but the first goes unseen. And it puts what replicas do together inside a
+condition of the graph, where TensorFlow cannot have them meet: accumulation and
+`ema_overwrite_frequency` stop with "merge_call called while defining a new graph". Here replicas
+meet first and the condition comes inside.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.engine import allreduce
+from tfdist.engine import current_step
 from tfdist.engine.replicas import is_synchronous
 
-_replica = threading.local()  # TensorFlow runs each replica's function in a thread of its own.
+_local = threading.local()  # Whether the gradients in this thread's hands are sums over replicas.
 
 
-@contextlib.contextmanager
-def share_of_replica(share: Any) -> Iterator[None]:
-    """While a replica's step is traced: its examples over those of the global batch.
-
-    Args:
-        share: Scalar tensor, or None to divide by the number of replicas as Keras does.
-    """
-    outer = getattr(_replica, "share", None)
-    _replica.share = share
-    try:
-        yield
-    finally:
-        _replica.share = outer
-
-
-def scale(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns Keras's `scale_loss_for_distribution` with the share in place of 1/replicas."""
+def apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an optimizer's `_backend_apply_gradients` in the right order."""
 
     @functools.wraps(original)
-    def scale_loss_for_distribution(value: Any) -> Any:
-        share = getattr(_replica, "share", None)
-        if share is None:
-            return original(value)
-        value = tf.convert_to_tensor(value)
-        return value * tf.cast(share, value.dtype)
-
-    return scale_loss_for_distribution
-
-
-def unscale(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns Keras's `unscale_loss_for_distribution`, the inverse; 0 without examples."""
-
-    @functools.wraps(original)
-    def unscale_loss_for_distribution(value: Any) -> Any:
-        share = getattr(_replica, "share", None)
-        if share is None:
-            return original(value)
-        value = tf.convert_to_tensor(value)
-        return tf.math.divide_no_nan(value, tf.cast(share, value.dtype))
-
-    return unscale_loss_for_distribution
-
-
-def reduce_then_clip(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an optimizer's `_backend_apply_gradients` that sums over replicas before it clips."""
-
-    @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any) -> Any:
-        clips = self.clipnorm or self.global_clipnorm or self.clipvalue
-        if not clips or self.gradient_accumulation_steps or not _in_replica():
-            return original(self, grads, trainable_variables)
+    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
+        if not _in_replica():
+            original(self, grads, trainable_variables)
+            return
         variables = list(trainable_variables)
-        pairs = self._all_reduce_sum_gradients(list(zip(grads, variables, strict=True)))
-        _replica.summed = True
-        try:
-            return original(self, [gradient for gradient, _ in pairs], variables)
-        finally:
-            _replica.summed = False
+        summed = getattr(_local, "summed", False)
+        gradients = list(grads) if summed else _parts(grads, self)
+        if self.gradient_accumulation_steps:
+            _accumulate_or_update(self, gradients, variables, summed)
+        else:
+            _update(self, gradients, variables, summed)
+        if self.use_ema:
+            self._update_model_variables_moving_average(self._trainable_variables)
+            if self.ema_overwrite_frequency:
+                _overwrite_with_average(self)
 
-    return apply
+    return _backend_apply_gradients
 
 
 def sum_once(original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns an optimizer's `_all_reduce_sum_gradients` that leaves alone what is summed."""
 
     @functools.wraps(original)
-    def all_reduce(self: Any, grads_and_vars: Any) -> Any:
-        if getattr(_replica, "summed", False):
+    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        if getattr(_local, "summed", False):
             return list(grads_and_vars)
-        share = getattr(_replica, "share", None)
-        if share is not None:
-            grads_and_vars = [(_zero_if_empty(g, share), v) for g, v in grads_and_vars]
         return original(self, grads_and_vars)
 
-    return all_reduce
+    return _all_reduce_sum_gradients
 
 
-def _zero_if_empty(gradient: Any, share: Any) -> Any:
-    # Without examples a layer that takes a mean of its own has NaN, and 0 times NaN is NaN.
+def apply_scaled(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `LossScaleOptimizer._tf_apply` in which all replicas skip the same steps."""
+
+    @functools.wraps(original)
+    def _tf_apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        if not _in_replica():
+            original(self, grads, trainable_variables)
+            return
+        gradients = _parts(grads, self)
+        # With accumulation the gradients themselves travel once an update, their state every step.
+        accumulates = bool(self.inner_optimizer.gradient_accumulation_steps)
+        if not accumulates:
+            gradients = allreduce.total(gradients)
+        finite = _all_finite(gradients)
+        if accumulates:
+            bad = tf.cast(tf.logical_not(finite), tf.float32)
+            finite = tf.equal(allreduce.scalar_total(bad), 0.0)
+
+        def use(*gradients: Any) -> None:
+            with _summed(not accumulates), current_step.tracing(None):
+                self._stateful_handle_finite_grads(list(gradients), trainable_variables)
+
+        def meet(strategy: Any, finite: Any, *gradients: Any) -> None:
+            tf.cond(
+                strategy.experimental_local_results(finite)[0],
+                _on_replicas(strategy, use, gradients),
+                _on_replicas(strategy, self._stateful_handle_non_finite_grads, ()),
+            )
+
+        _meet(meet, finite, *gradients)
+
+    return _tf_apply
+
+
+def _update(optimizer: Any, gradients: list[Any], variables: list[Any], summed: bool) -> None:
+    if not summed:
+        gradients = allreduce.total(gradients)
+    with _summed(True):
+        gradients = optimizer._clip_gradients(gradients)
+        optimizer._apply_weight_decay(variables)
+        optimizer._backend_update_step(gradients, variables, optimizer.learning_rate)
+
+
+def _accumulate_or_update(
+    optimizer: Any, gradients: list[Any], variables: list[Any], summed: bool
+) -> None:
+    steps = optimizer.gradient_accumulation_steps
+    accumulators = [
+        optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
+        for variable in variables
+    ]
+
+    def update(*gradients: Any) -> None:
+        total = [g + a.value for g, a in zip(gradients, accumulators, strict=True)]
+        if not summed:
+            total = allreduce.total(total)
+        _update(optimizer, [g / steps for g in total], variables, summed=True)
+        optimizer._backend_reset_gradient_accumulators()
+
+    def accumulate(*gradients: Any) -> None:
+        # Each replica has a sum of its own in its copy of the variable.
+        for gradient, accumulator in zip(gradients, accumulators, strict=True):
+            optimizer.assign_add(accumulator, gradient)
+
+    def meet(strategy: Any, *gradients: Any) -> None:
+        tf.cond(
+            tf.equal((optimizer._iterations.value + 1) % steps, 0),
+            _on_replicas(strategy, update, gradients),
+            _on_replicas(strategy, accumulate, gradients),
+        )
+
+    _meet(meet, *gradients)
+
+
+def _overwrite_with_average(optimizer: Any) -> None:
+    every = optimizer.ema_overwrite_frequency
+
+    def overwrite() -> None:
+        for variable, average in zip(
+            optimizer._trainable_variables,
+            optimizer._model_variables_moving_average,
+            strict=True,
+        ):
+            if average is not None:
+                optimizer.assign(variable, average.value)
+
+    def meet(strategy: Any) -> None:
+        tf.cond(
+            tf.equal((tf.convert_to_tensor(optimizer.iterations) + 1) % every, 0),
+            _on_replicas(strategy, overwrite, ()),
+            lambda: tf.constant(True),
+        )
+
+    _meet(meet)
+
+
+def _meet(function: Callable[..., Any], *values: Any) -> None:
+    tf.distribute.get_replica_context().merge_call(function, args=values)
+
+
+def _on_replicas(
+    strategy: Any, function: Callable[..., Any], values: tuple[Any, ...]
+) -> Callable[[], Any]:
+    """Returns a branch of a condition that runs `function` on every replica."""
+
+    def branch() -> Any:
+        strategy.extended.call_for_each_replica(function, args=values)
+        return tf.constant(True)
+
+    return branch
+
+
+class _summed:
+    """While it is open, the gradients in this thread's hands are sums over replicas, or not."""
+
+    def __init__(self, value: bool):
+        self._value = value
+
+    def __enter__(self) -> None:
+        self._outer = getattr(_local, "summed", False)
+        _local.summed = self._value
+
+    def __exit__(self, *unused: object) -> None:
+        _local.summed = self._outer
+
+
+def _parts(gradients: Any, optimizer: Any) -> list[Any]:
+    """Returns this replica's gradients as parts of the sum over replicas."""
+    step = current_step.current()
+    if step is None:
+        return list(gradients)
+    are_parts = step.has_gradients_of_parts
+    if not are_parts:
+        current_step.warn_of_own_loss(step.model, tf.distribute.get_strategy().num_replicas_in_sync)
+    return [_part(gradient, step.share, are_parts) for gradient in gradients]
+
+
+def _part(gradient: Any, share: Any, are_parts: bool) -> Any:
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
-        values = _zero_if_empty(gradient.values, share)
+        values = _part(gradient.values, share, are_parts)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    if not are_parts:
+        gradient = gradient * tf.cast(share, gradient.dtype)
+    # Without examples a layer that takes a mean of its own has NaN, and 0 times NaN is NaN.
     return tf.where(share > 0, gradient, tf.zeros_like(gradient))
+
+
+def _all_finite(gradients: list[Any]) -> Any:
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    checks = [tf.reduce_all(tf.math.is_finite(v)) for v in values if v is not None]
+    return tf.reduce_all(tf.stack(checks))
 
 
 def _in_replica() -> bool:

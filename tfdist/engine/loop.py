@@ -28,6 +28,7 @@ from tfdist.engine import prepare
 from tfdist.engine import replicas
 from tfdist.engine import scope
 from tfdist.engine import steps as step_functions
+from tfdist.engine.accumulation import Accumulation
 from tfdist.engine.inputs import Feed
 from tfdist.engine.inputs import executions
 from tfdist.engine.peers import Peers
@@ -168,6 +169,9 @@ def _fit(
     peers.equalize(_state_of(model))
 
     statistics = Statistics(model)
+    accumulation = Accumulation(model)
+    read = callback_rules.read_training_logs(calls.callbacks, with_bar=peers.group is None)
+    _set_metrics(model.train_function, peers.any("who reads its logs", read))
 
     logs: Any = {}
     training_logs = None
@@ -175,6 +179,7 @@ def _fit(
         model.reset_metrics()
         calls.on_epoch_begin(epoch)
         done = 0
+        accumulation.part()
         batches = feed.epoch()
         for begin, execution in executions(batches, model.steps_per_execution):
             counted = _Counted(execution)
@@ -189,11 +194,13 @@ def _fit(
             if model.stop_training and (agree_every_step or peers.group is None):
                 break
         batches.close()
+        accumulation.join()
         if not done:
             _no_data(epoch, start)
             break
         statistics.synchronize()
-        epoch_logs = _results(model, logs, peers, f"the logs of epoch {epoch + 1}")
+        what = f"the logs of epoch {epoch + 1}"
+        epoch_logs = _results(model, model.train_function, logs, peers, what)
         if validation is not None and model._should_eval(epoch, validation_freq):
             results = validate(calls, f"validation of epoch {epoch + 1}")
             epoch_logs.update({f"val_{name}": value for name, value in results.items()})
@@ -254,6 +261,8 @@ def _evaluate(model: Any, feed: Feed, peers: Peers, calls: Any, what: str) -> di
     model.make_test_function()
     model.stop_evaluating = False
     agree = peers.any("its callbacks", callback_rules.may_stop_testing(calls.callbacks))
+    read = callback_rules.read_test_logs(calls.callbacks, with_bar=peers.group is None)
+    _set_metrics(model.test_function, peers.any("who reads its logs", read))
     calls.on_test_begin()
     logs: Any = {}
     model.reset_metrics()
@@ -267,7 +276,7 @@ def _evaluate(model: Any, feed: Feed, peers: Peers, calls: Any, what: str) -> di
         if _stops(peers, agree, model.stop_evaluating, begin):
             break
     batches.close()
-    results = _results(model, logs, peers, what)
+    results = _results(model, model.test_function, logs, peers, what)
     calls.on_test_end(results)
     return results
 
@@ -336,7 +345,12 @@ def on_batch(model: Any, call: str, original: Any, *args: Any, **kwargs: Any) ->
     peers = Peers(model.distribute_strategy, call)
     with peers.together():
         scope.adopt(model, model.distribute_strategy)
-        return original(model, *args, **kwargs)
+        accumulation = Accumulation(model)
+        accumulation.part()
+        try:
+            return original(model, *args, **kwargs)
+        finally:
+            accumulation.join()
 
 
 def predict_on_batch(model: Any, x: Any) -> Any:
@@ -368,7 +382,12 @@ class _Counted:
         return value
 
 
-def _results(model: Any, logs: Any, peers: Peers, what: str) -> dict[str, Any]:
+def _set_metrics(function: Any, known: bool) -> None:
+    if isinstance(function, step_functions.StepFunction):
+        function.knows_metrics = known
+
+
+def _results(model: Any, function: Any, logs: Any, peers: Peers, what: str) -> dict[str, Any]:
     """Returns the values over all examples of all replicas, the same on every worker."""
     own = model._get_metrics_result_or_logs(logs)
     if not isinstance(own, dict):
@@ -385,7 +404,7 @@ def _results(model: Any, logs: Any, peers: Peers, what: str) -> dict[str, Any]:
     }
     rest = {name: _plain(value) for name, value in logs.items() if name not in known}
     if rest:
-        rest = peers.mean(what, rest)
+        rest = peers.mean(what, rest, getattr(function, "weight", 1.0))
     return _as_logs({**rest, **known})
 
 

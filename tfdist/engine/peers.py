@@ -105,17 +105,19 @@ class Peers:
         """Returns whether `flag` is set on any worker."""
         return flag if self.group is None else any(self._gather(what, bool(flag)))
 
-    def mean(self, what: str, logs: Mapping[str, Any]) -> dict[str, Any]:
+    def mean(self, what: str, logs: Mapping[str, Any], weight: float) -> dict[str, Any]:
         """Returns the mean over workers of numbers in `logs`; what is no number is the chief's.
 
         Args:
             what: What the logs are, for messages.
             logs: Numbers, arrays, text, or dicts of these.
+            weight: This worker's weight in the mean.
         """
         if self.group is None:
             return dict(logs)
-        everyone = self._gather(what, _listed(logs))
-        merged: dict[str, Any] = _merge(everyone)
+        everyone = self._gather(what, [weight, _listed(logs)])
+        weights = [weight for weight, _ in everyone]
+        merged: dict[str, Any] = _merge([logs for _, logs in everyone], weights)
         return merged
 
     def equalize(self, variables: Iterable[Any]) -> None:
@@ -190,18 +192,21 @@ def _listed(value: Any) -> Any:
     return array.tolist() if np.issubdtype(array.dtype, np.number) else str(value)
 
 
-def _merge(values: list[Any]) -> Any:
+def _merge(values: list[Any], weights: list[float]) -> Any:
     """Returns the mean of what all workers have in the same place; the first is the chief's."""
     first = values[0]
     if isinstance(first, dict):
-        return {
-            key: _merge([v[key] for v in values if isinstance(v, dict) and key in v])
-            for key in first
-        }
+        pairs = list(zip(values, weights, strict=True))
+        merged = {}
+        for key in first:
+            having = [(v[key], w) for v, w in pairs if isinstance(v, dict) and key in v]
+            merged[key] = _merge([v for v, _ in having], [w for _, w in having])
+        return merged
     shapes = {np.shape(value) for value in values}
-    if isinstance(first, str) or len(shapes) > 1:
+    if isinstance(first, str) or len(shapes) > 1 or not sum(weights):
         return first
-    mean = np.mean([np.asarray(value, np.float64) for value in values], axis=0)
+    arrays = [np.asarray(value, np.float64) for value in values]
+    mean = np.average(arrays, axis=0, weights=weights)
     return float(mean) if np.ndim(mean) == 0 else mean
 
 

@@ -33,10 +33,43 @@ class Batch:
         data: Structure of tensors, or of values for each local replica.
         share: Examples of a replica over those of the global batch: a scalar tensor, or one for
             each local replica.
+        is_fixed: Whether batches have the same number of examples at every step.
+        packing: How to make a replica's batch of `data`, if that is not it already.
     """
 
     data: Any
     share: Any
+    is_fixed: bool
+    packing: Packing | None = None
+
+
+class Packing:
+    """The structure of a batch with ragged or sparse tensors, which travel as their components.
+
+    TensorFlow hands values to several local replicas only if they are dense tensors.
+
+    Args:
+        batch: A batch.
+    """
+
+    def __init__(self, batch: Any):
+        self._spec = tf.nest.map_structure(_open_spec, batch)
+        self._text = repr(self._spec)
+
+    def flatten(self, batch: Any) -> list[Any]:
+        """Returns the dense tensors that `batch` is made of."""
+        flat: list[Any] = tf.nest.flatten(batch, expand_composites=True)
+        return flat
+
+    def pack(self, flat: list[Any]) -> Any:
+        """Returns the batch that is made of dense tensors."""
+        return tf.nest.pack_sequence_as(self._spec, flat, expand_composites=True)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Packing) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
 
 
 class Reader(Protocol):
@@ -81,7 +114,8 @@ class LocalReader:
         self._dataset = _without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
         self._batches = batches
         # Batches of one fixed size, of which every replica has one until the end: nothing to ask.
-        self._even = batches is not None and _has_fixed_size(dataset.element_spec)
+        self._is_fixed = _has_fixed_size(dataset.element_spec)
+        self._even = batches is not None and self._is_fixed
         self._left: int | None = None
         self._iterator: Any = None
 
@@ -107,7 +141,12 @@ class LocalReader:
         if self._left is not None and self._left > 0:
             self._left -= 1
         parts = [self._no_examples() if part is None else part for part in parts]
-        return Batch(self._shares.per_replica(parts), share)
+        is_fixed = self._is_fixed and all(rows)
+        if self._replicas > 1 and any(map(_is_composite, tree.flatten(parts[0]))):
+            packing = Packing(parts[0])
+            flat = [packing.flatten(part) for part in parts]
+            return Batch(self._shares.per_replica(flat), share, is_fixed, packing)
+        return Batch(self._shares.per_replica(parts), share, is_fixed)
 
     def _read(self) -> list[Any]:
         try:
@@ -140,6 +179,7 @@ class DistributedReader:
         self._strategy = strategy
         self._shares = _Shares(strategy)
         self._distributed = distributed
+        self._is_fixed = _has_fixed_size(tree.map_structure(_of_one, distributed.element_spec))
         self._iterator: Any = None
         # Compiled: between workers, reading includes a collective.
         self._pull = quiet(
@@ -153,14 +193,15 @@ class DistributedReader:
         optional = self._pull(self._iterator)
         if not optional.has_value():
             return None
-        data = optional.get_value()
+        data = tree.map_structure(none_if_optional, optional.get_value())
         parts = [
             tree.map_structure(lambda leaf, i=i: self._local(leaf)[i], data)
             for i in range(self._shares.local_replicas)
         ]
         rows = [_rows(part) for part in parts]
         everyone = self._shares.gather([False, rows])
-        return Batch(data, self._shares.of(rows, [rows for _, rows in everyone]))
+        share = self._shares.of(rows, [rows for _, rows in everyone])
+        return Batch(data, share, self._is_fixed and all(rows))
 
     def _local(self, leaf: Any) -> tuple[Any, ...]:
         values: tuple[Any, ...] = self._strategy.experimental_local_results(leaf)
@@ -226,6 +267,29 @@ def _rows(part: Any) -> int:
         if tf.is_tensor(leaf):
             return int(leaf.shape[0]) if leaf.shape.rank else 1
     return 1
+
+
+def _of_one(spec: Any) -> Any:
+    """Returns the spec of one replica, of one that may be of several."""
+    values = getattr(spec, "_value_specs", None)
+    return values[0] if values else spec
+
+
+def _is_composite(leaf: Any) -> bool:
+    return isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
+
+
+def _open_spec(leaf: Any) -> Any:
+    """Returns the spec of a tensor, with any number of examples."""
+    if leaf is None:
+        return None
+    spec = tf.type_spec_from_value(leaf)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        shape = tf.TensorShape([None, *spec.shape[1:]])
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensorSpec(tf.TensorShape([None, *spec.shape[1:]]), spec.dtype)
+    return spec
 
 
 def _has_fixed_size(spec: Any) -> bool:

@@ -28,7 +28,7 @@ def adopt(model: Any, strategy: Any) -> None:
         strategy: Its `tf.distribute.Strategy`.
     """
     for optimizer in optimizers_of(model):
-        for each in _nested(optimizer):
+        for each in parts_of(optimizer):
             each._distribution_strategy = strategy
         _recreate(optimizer.variables, strategy, f"optimizer {optimizer.name!r}")
     if _recreate(model.variables, strategy, f"model {model.name!r}"):
@@ -59,16 +59,17 @@ def optimizers_of(model: Any) -> list[Any]:
     return unique
 
 
-def _nested(optimizer: Any) -> Iterable[Any]:
+def parts_of(optimizer: Any) -> Iterable[Any]:
+    """Yields `optimizer` and the optimizers within it."""
     yield optimizer
     inner = getattr(optimizer, "inner_optimizer", None)
-    if inner is not None:
-        yield from _nested(inner)
+    for each in [inner] if inner is not None else getattr(optimizer, "optimizers", []):
+        yield from parts_of(each)
 
 
 def _find_variables_again(optimizer: Any) -> None:
     # A built optimizer finds the slots of a variable by the identity of its storage.
-    for each in _nested(optimizer):
+    for each in parts_of(optimizer):
         if each.built and getattr(each, "_trainable_variables", None):
             each._trainable_variables_indices = {
                 each._var_key(variable): index

@@ -13,17 +13,21 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras import tree
 
-from tfdist.engine.gradients import share_of_replica
+from tfdist.engine import allreduce
+from tfdist.engine.current_step import ReplicaStep
+from tfdist.engine.current_step import tracing
+from tfdist.engine.metrics import metrics_over_all
 from tfdist.engine.readers import Batch
+from tfdist.engine.readers import Packing
 from tfdist.engine.replicas import local_mean
 from tfdist.engine.replicas import none_if_optional
 from tfdist.engine.replicas import quiet
-from tfdist.engine.replicas import strategy_name
 from tfdist.engine.statistics import statistics_of
-from tfdist.errors import UnsupportedError
+from tfdist.engine.xla import compiled
 
 
 def make_function(model: Any, step: Callable[[Any], Any]) -> Callable[[Iterator[Any]], Any]:
@@ -38,36 +42,115 @@ def make_function(model: Any, step: Callable[[Any], Any]) -> Callable[[Iterator[
         there are batches, and returns the logs of the last: replicas' values averaged over this
         process. It raises `StopIteration` where there is no batch at all.
     """
-    strategy = model.distribute_strategy
+    return StepFunction(model, step)
 
-    def on_replica(part: Any, share: Any) -> Any:
-        with share_of_replica(share), _keep_if_empty(model, part, share):
-            return step(_open_if_empty(part))
 
-    def on_replicas(data: Any, share: Any) -> Any:
-        with tf.variable_creator_scope(_outside_the_graph):
-            outputs = strategy.run(on_replica, args=(data, share))
-        return tree.map_structure(lambda value: local_mean(strategy, value), outputs)
+class StepFunction:
+    """What Keras calls `train_function` or `test_function`.
 
-    refuse_xla(model)
-    if not model.run_eagerly:
-        on_replicas = quiet(
-            tf.function(
-                tf.autograph.experimental.do_not_convert(on_replicas), reduce_retracing=True
+    Args:
+        model: The model; its strategy runs the step.
+        step: `model.train_step` or `model.test_step`.
+
+    Attributes:
+        knows_metrics: Whether logs of metrics are to be over all replicas of all workers at every
+            step. On several workers this is a message a step; else they are this process's.
+    """
+
+    def __init__(self, model: Any, step: Callable[[Any], Any]):
+        self._model = model
+        self._step = step
+        self._strategy = model.distribute_strategy
+        self.knows_metrics = False
+        self._weight: Any = 1.0
+        self._compiled = compiled(model)
+        self._on_replicas: Any = self._run
+        if not model.run_eagerly:
+            self._on_replicas = quiet(
+                tf.function(
+                    tf.autograph.experimental.do_not_convert(self._run), reduce_retracing=True
+                )
             )
-        )
 
-    def function(iterator: Iterator[Any]) -> Any:
-        outputs = None
-        for batch in itertools.islice(iterator, model.steps_per_execution):
+    def __call__(self, iterator: Iterator[Any]) -> Any:
+        """Runs `steps_per_execution` steps, or as many as there are batches.
+
+        Returns:
+            The logs of the last step.
+
+        Raises:
+            StopIteration: There is no batch at all.
+        """
+        result = None
+        for batch in itertools.islice(iterator, self._model.steps_per_execution):
             # `train_on_batch` hands over what it was given, as large on every replica.
-            data, share = (batch.data, batch.share) if isinstance(batch, Batch) else (batch, None)
-            outputs = on_replicas(tree.map_structure(none_if_optional, data), share)
-        if outputs is None:
+            if not isinstance(batch, Batch):
+                batch = Batch(tree.map_structure(none_if_optional, batch), None, is_fixed=True)
+            try:
+                result = self._on_replicas(
+                    batch.data, batch.share, batch.packing, batch.is_fixed, self.knows_metrics
+                )
+            except tf.errors.OpError as error:
+                allreduce.explain(error)
+                raise
+        if result is None:
             raise StopIteration
-        return outputs
+        logs, self._weight = result
+        return logs
 
-    return function
+    @property
+    def weight(self) -> float:
+        """Examples of this process over those of the global batch, in the last step."""
+        return float(self._weight)
+
+    def _run(
+        self, data: Any, share: Any, packing: Packing | None, is_fixed: bool, knows_metrics: bool
+    ) -> Any:
+        def on_replica(part: Any, share: Any) -> Any:
+            part = part if packing is None else packing.pack(part)
+            known = None if share is None else ReplicaStep(share, self._model.name)
+            with tracing(known), _keep_if_empty(self._model, part, share):
+                outputs = self._step(part if is_fixed else _open_batch(part))
+                outputs = tree.map_structure(_read, outputs)
+                if known is None:
+                    return outputs
+                return tree.map_structure(lambda value: _weighed(value, known), outputs)
+
+        call = self._compiled.in_place() if self._compiled else contextlib.nullcontext()
+        with tf.variable_creator_scope(_outside_the_graph), call:
+            outputs = self._strategy.run(on_replica, args=(data, share))
+        weight = tf.add_n(self._local(share)) if share is not None else tf.constant(1.0)
+        logs = tree.map_structure(lambda value: self._merged(value, share, weight), outputs)
+        if knows_metrics and isinstance(logs, dict):
+            logs = {**logs, **metrics_over_all(self._model, logs)}
+        return logs, weight
+
+    def _merged(self, value: Any, share: Any, weight: Any) -> Any:
+        if share is None:
+            return local_mean(self._strategy, value)
+        values = self._local(value)
+        first = values[0]
+        if not tf.is_tensor(first) or not first.dtype.is_floating:
+            return first
+        return tf.math.divide_no_nan(tf.add_n(values), tf.cast(weight, first.dtype))
+
+    def _local(self, value: Any) -> list[Any]:
+        return list(self._strategy.experimental_local_results(value))
+
+
+def _read(value: Any) -> Any:
+    """Returns a tensor for a variable: what a metric's result may be."""
+    return tf.convert_to_tensor(value.value) if isinstance(value, keras.Variable) else value
+
+
+def _weighed(value: Any, step: ReplicaStep) -> Any:
+    """Returns what a replica reports, times its share, so that the sum is the mean by examples."""
+    if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
+        return value
+    part = step.part(value)
+    if part is not None:
+        return part
+    return step.mean(value) * tf.cast(step.share, value.dtype)
 
 
 def _outside_the_graph(create: Callable[..., Any], **kwargs: Any) -> Any:
@@ -98,35 +181,20 @@ def forget_prediction(model: Any) -> None:
         object.__setattr__(model, _PREDICT, None)
 
 
-def _open_if_empty(part: Any) -> Any:
-    """Hides from the trace that a replica's part has no examples.
+def _open_batch(part: Any) -> Any:
+    """Hides from the trace how many examples a replica has, which changes from step to step.
 
     Keras takes the mean of a batch that is known to be empty as 0/0, of one that turns out to be
-    empty as 0.
+    empty as 0; and it weighs the losses of several outputs by the size of the batch if it is known.
     """
 
     def hide(leaf: Any) -> Any:
-        if isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.shape[0] == 0:
+        if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
             shape = [None, *leaf.shape[1:]]
             return tf.compat.v1.placeholder_with_default(leaf, shape)
         return leaf
 
     return part if tf.executing_eagerly() else tree.map_structure(hide, part)
-
-
-def refuse_xla(model: Any) -> None:
-    """Refuses `jit_compile=True`, which Keras passes on to a step that XLA cannot hold.
-
-    Raises:
-        UnsupportedError: The model was compiled with `jit_compile=True`.
-    """
-    if model.jit_compile:
-        raise UnsupportedError(
-            "a model compiled without XLA: its collectives do not run under "
-            f"{strategy_name(model.distribute_strategy)}",
-            "jit_compile=True",
-            "call compile(jit_compile=False) or leave jit_compile out",
-        )
 
 
 def predict_here(model: Any, x: Any) -> Any:

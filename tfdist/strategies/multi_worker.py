@@ -22,6 +22,7 @@ from tfdist.cluster.topology import WORKER
 from tfdist.cluster.topology import Cluster
 from tfdist.cluster.topology import Task
 from tfdist.errors import StrategyError
+from tfdist.strategies import communication
 from tfdist.strategies.communication import CommunicationOptions
 from tfdist.strategies.registry import Options
 
@@ -42,10 +43,12 @@ def build(cluster: Cluster, options: Options) -> Any:
     import tensorflow as tf
 
     guard()
-    communication = options.communication or CommunicationOptions.from_environ()
-    return tf.distribute.MultiWorkerMirroredStrategy(
-        cluster_resolver=resolver(cluster), communication_options=communication.to_tensorflow()
+    asked = options.communication or CommunicationOptions.from_environ()
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        cluster_resolver=resolver(cluster), communication_options=asked.to_tensorflow()
     )
+    communication.remember(strategy, asked)
+    return strategy
 
 
 def resolver(cluster: Cluster) -> Any:

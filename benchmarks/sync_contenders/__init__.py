@@ -1,0 +1,1 @@
+"""Contenders of `benchmarks/sync.py`."""

@@ -1,0 +1,103 @@
+"""The contenders: what each runs, with which settings, and what it needs installed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+# TensorFlow leaves oneDNN's kernels off on CPUs without AVX-512 VNNI or the like. Eigen's, which it
+# then runs, were compiled for AVX: no FMA.
+ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "1"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """One row of the table.
+
+    Attributes:
+        title: What the table calls it.
+        stack: keras, tfdist, tf_keras, jax or torch: what runs it, and whose Python.
+        processes: Workers.
+        options: Settings for the script, whatever the model.
+        by_model: Settings for one model, over `options`.
+        environment: Variables for its processes.
+        needs: Module to the line that installs it.
+    """
+
+    title: str
+    stack: str
+    processes: int = 1
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    by_model: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def script(self) -> str:
+        return "run_torch.py" if self.stack == "torch" else "run_keras.py"
+
+    @property
+    def needs(self) -> dict[str, str]:
+        return _NEEDS[self.stack]
+
+    def settings(self, model: str) -> dict[str, Any]:
+        """Returns the settings for `model`."""
+        return {"stack": self.stack, **self.options, **self.by_model.get(model, {})}
+
+    def described(self, model: str) -> str:
+        """Returns the settings for `model` as one line."""
+        own = {k: v for k, v in self.settings(model).items() if k != "stack"}
+        return ", ".join(f"{k}={v}" for k, v in {**own, **self.environment}.items()) or "defaults"
+
+
+_KERAS = {"tensorflow": "pip install 'tensorflow>=2.21,<2.22'", "keras": "pip install keras"}
+_NEEDS = {
+    "keras": _KERAS,
+    "tfdist": {**_KERAS, "typer": "pip install --editable ."},
+    "tf_keras": {"tf_keras": "pip install 'tf_keras>=2.21,<2.22'"},
+    "torch": {"torch": "pip install torch"},
+    "jax": {**_KERAS, "jax": "pip install jax"},
+}
+_DDP = {
+    "mlp_large": {"bucket_cap_mb": 25},
+    "mlp_small": {"bucket_cap_mb": 25},
+    "resnet": {"bucket_cap_mb": 25},
+    "transformer": {"bucket_cap_mb": 25},
+}
+
+CONTENDERS = {
+    "one_device": Contender("TensorFlow, one process, as installed", "keras"),
+    "one_device_best": Contender("TensorFlow, one process", "keras", environment=ONEDNN),
+    "one_device_accumulate": Contender(
+        "TensorFlow, one process, accumulation 4",
+        "keras",
+        options={"accumulate": 4},
+        environment=ONEDNN,
+    ),
+    "tfdist": Contender("tfdist, 2 workers", "tfdist", 2, environment=ONEDNN),
+    "tfdist_bfloat16": Contender(
+        "tfdist, 2 workers, bfloat16 on the wire",
+        "tfdist",
+        2,
+        environment={**ONEDNN, "TFDIST_COMPRESSION": "bfloat16"},
+    ),
+    "tfdist_accumulate": Contender(
+        "tfdist, 2 workers, accumulation 4",
+        "tfdist",
+        2,
+        options={"accumulate": 4},
+        environment=ONEDNN,
+    ),
+    "stock": Contender("MultiWorkerMirrored, Keras 2, as installed", "tf_keras", 2),
+    "stock_best": Contender("MultiWorkerMirrored, Keras 2", "tf_keras", 2, environment=ONEDNN),
+    "torch_one": Contender("PyTorch, one process", "torch"),
+    "torch": Contender("PyTorch DDP, 2 processes", "torch", 2, by_model=_DDP),
+    "torch_bfloat16": Contender(
+        "PyTorch DDP, 2 processes, bfloat16 on the wire",
+        "torch",
+        2,
+        options={"compress": True},
+        by_model=_DDP,
+    ),
+    "jax_one": Contender("Keras on JAX, one process", "jax"),
+    "jax": Contender("Keras on JAX, 2 processes", "jax", 2),
+}

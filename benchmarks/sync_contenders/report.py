@@ -1,0 +1,141 @@
+"""The table, the ratios that the project is measured by, and the picture."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from sync_contenders.contenders import CONTENDERS
+
+#: Model to contender to the measurements of all rounds, or a line that says why there are none.
+Results = Mapping[str, Mapping[str, "list[dict[str, Any]] | str"]]
+
+#: What is asked of the project: name, model, contender, beside which other.
+RATIOS = (
+    ("tfdist / PyTorch DDP, 21 M MLP", "mlp_large", "tfdist", "torch"),
+    ("tfdist / PyTorch DDP, 0.8 M MLP", "mlp_small", "tfdist", "torch"),
+    ("tfdist / PyTorch DDP, ResNet", "resnet", "tfdist", "torch"),
+    ("tfdist / PyTorch DDP, transformer", "transformer", "tfdist", "torch"),
+    ("tfdist / stock as installed, 21 M MLP", "mlp_large", "tfdist", "stock"),
+    ("tfdist / stock with the same kernels, 21 M MLP", "mlp_large", "tfdist", "stock_best"),
+    ("bfloat16 / PyTorch DDP float32, 21 M MLP", "mlp_large", "tfdist_bfloat16", "torch"),
+    ("bfloat16 / PyTorch DDP bfloat16, 21 M MLP", "mlp_large", "tfdist_bfloat16", "torch_bfloat16"),
+    (
+        "accumulation 4 / one worker with it, 21 M MLP",
+        "mlp_large",
+        "tfdist_accumulate",
+        "one_device_accumulate",
+    ),
+    ("accumulation 4 / one worker, 21 M MLP", "mlp_large", "tfdist_accumulate", "one_device_best"),
+    ("tfdist / one worker, ResNet", "resnet", "tfdist", "one_device_best"),
+    ("tfdist / one worker, transformer", "transformer", "tfdist", "one_device_best"),
+    ("tfdist / Keras on JAX, 21 M MLP", "mlp_large", "tfdist", "jax"),
+)
+
+
+def rate(results: Results, model: str, contender: str) -> float | None:
+    """Returns the median of the rounds' examples per second, or None where there are none."""
+    return _median(results, model, contender, "examples_per_second")
+
+
+def _median(results: Results, model: str, contender: str, key: str) -> float | None:
+    rounds = results.get(model, {}).get(contender)
+    if not rounds or isinstance(rounds, str):
+        return None
+    return statistics.median(one[key] for one in rounds)
+
+
+def table(results: Results) -> str:
+    """Returns a Markdown table for each model."""
+    lines = []
+    for model, contenders in results.items():
+        lines += [
+            "",
+            f"### {model}{_parameters(contenders)}",
+            "",
+            "| | examples/s | lowest to highest | / one device | CPU ms a step | end of fit s |"
+            " settings |",
+            "|---|---:|---:|---:|---:|---:|---|",
+        ]
+        one = rate(results, model, "one_device_best") or rate(results, model, "one_device")
+        for name, rounds in contenders.items():
+            contender = CONTENDERS[name]
+            if isinstance(rounds, str):
+                lines.append(f"| {contender.title} | {rounds} | | | | | |")
+                continue
+            rates = [r["examples_per_second"] for r in rounds]
+            own = statistics.median(rates)
+            relative = f"{own / one:.2f}" if one else ""
+            cpu = _median(results, model, name, "cpu_ms_per_step")
+            ends = [r["end_seconds"] for r in rounds]
+            lines.append(
+                f"| {contender.title} | {own:.0f} | {min(rates):.0f} to {max(rates):.0f} "
+                f"| {relative} | {cpu:.1f} "
+                f"| {statistics.median(ends):.2f}, at most {max(ends):.2f} "
+                f"| {contender.described(model)} |"
+            )
+    return "\n".join(lines)
+
+
+def _parameters(contenders: Mapping[str, Any]) -> str:
+    counts = {
+        r["parameters"]
+        for rounds in contenders.values()
+        if not isinstance(rounds, str)
+        for r in rounds
+    }
+    text = ", ".join(f"{count:,}" for count in sorted(counts))
+    warning = "  WARNING: they differ" if len(counts) > 1 else ""
+    return f" ({text} parameters{warning})" if counts else ""
+
+
+def ratios(results: Results) -> dict[str, float]:
+    """Returns the ratios that were measured, by name."""
+    found = {}
+    for name, model, contender, other in RATIOS:
+        ours, theirs = rate(results, model, contender), rate(results, model, other)
+        if ours and theirs:
+            found[name] = ours / theirs
+    for model in results:
+        end = _median(results, model, "tfdist", "end_seconds")
+        if end is not None:
+            found[f"end of fit in seconds, tfdist, {model}"] = end
+    return found
+
+
+def picture(results: Results, file: str) -> None:
+    """Draws examples per second relative to one device, a panel for each model."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise SystemExit("--png needs matplotlib: pip install matplotlib") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(
+        1, len(results), figsize=(1 + 4.6 * len(results), 5), squeeze=False, layout="constrained"
+    )
+    colours = {
+        "keras": "#9aa0a6",
+        "tfdist": "#1a73e8",
+        "tf_keras": "#f29900",
+        "torch": "#d93025",
+        "jax": "#188038",
+    }
+    for index, (panel, model) in enumerate(zip(panels[0], results, strict=True)):
+        one = rate(results, model, "one_device_best") or rate(results, model, "one_device") or 1.0
+        names = [n for n, rounds in results[model].items() if not isinstance(rounds, str)]
+        for row, name in enumerate(names):
+            own = (rate(results, model, name) or 0.0) / one
+            panel.barh(row, own, color=colours[CONTENDERS[name].stack])
+            panel.text(own, row, f" {own:.2f}", va="center", fontsize=8)
+        panel.set_yticks(
+            range(len(names)), [CONTENDERS[n].title for n in names] if not index else []
+        )
+        panel.invert_yaxis()
+        panel.margins(x=0.15)
+        panel.axvline(1, color="black", linewidth=0.5)
+        panel.set_title(model)
+        panel.set_xlabel("examples/s, one TensorFlow process = 1")
+    figure.savefig(file, dpi=110)

@@ -1,0 +1,581 @@
+"""The all-reduce through shared memory, between real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from multiprocessing.connection import Listener
+from multiprocessing.connection import wait
+
+import numpy as np
+import pytest
+
+from tests.support.harness import ROOT
+from tfdist.collectives.allreduce import connect
+from tfdist.collectives.halves import Half
+from tfdist.collectives.layout import Bucket
+from tfdist.collectives.layout import lay_out
+from tfdist.errors import ConfigError
+
+#: What every rank starts with: `rank`, `size`, `names`, `all_gather`, `join`, `expect`.
+HEAD = textwrap.dedent(
+    """
+    import gc, json, os, signal, sys, time
+    from multiprocessing.connection import Client
+    import numpy as np
+    from tfdist import collectives
+    from tfdist.collectives import Bucket
+    from tfdist.errors import TfdistError
+
+    rank, size, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    names = [f"worker {each}" for each in range(size)]
+    hub = Client(address, family="AF_UNIX")
+    hub.send(rank)
+
+    def all_gather(value):
+        hub.send(json.dumps(value))
+        return json.loads(hub.recv())
+
+    def check():
+        if hub.poll():
+            raise TfdistError("everybody to live", hub.recv())
+
+    def join(*buckets, **options):
+        options = {"check": check, "timeout_seconds": 30, **options}
+        reduce, reason = collectives.connect(rank, names, all_gather, buckets, **options)
+        assert reduce is not None, reason
+        return reduce
+
+    def draw(seed, bucket, rank):
+        random = np.random.default_rng([seed, rank])
+        if bucket.dtype.startswith("int"):
+            return [random.integers(-1000, 1000, shape).astype(bucket.dtype)
+                    for shape in bucket.shapes]
+        return [(random.standard_normal(shape) * 10.0 ** random.integers(-3, 4))
+                .astype(bucket.dtype) for shape in bucket.shapes]
+
+    def expect(seed, bucket):
+        sums = draw(seed, bucket, 0)
+        for each in range(1, size):
+            sums = [a + b for a, b in zip(sums, draw(seed, bucket, each))]
+        return sums
+
+    def same(got, wanted):
+        assert len(got) == len(wanted)
+        for a, b in zip(got, wanted):
+            assert a.shape == b.shape and a.dtype == b.dtype
+            assert a.tobytes() == b.tobytes(), (a, b)
+
+    def done(value=None):
+        print(json.dumps(value), flush=True)
+    """
+)
+
+
+class Ranks:
+    """Processes that run the same source, and the hub between them."""
+
+    def __init__(self, source, size, tmp_path, prefix=None):
+        address = str(tmp_path / "hub")
+        self.processes = []
+        with Listener(address, family="AF_UNIX", backlog=size) as listener:
+            for rank in range(size):
+                command = [sys.executable, "-c", HEAD + textwrap.dedent(source)]
+                self.processes.append(
+                    subprocess.Popen(
+                        [*(prefix or {}).get(rank, []), *command, str(rank), str(size), address],
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+                    )
+                )
+            accepted = [listener.accept() for _ in range(size)]
+        connections = {connection.recv(): connection for connection in accepted}
+        self._connections = [connections[rank] for rank in range(size)]
+        threading.Thread(target=self._gather, daemon=True).start()
+
+    def _gather(self):
+        values = {}
+        while True:
+            for connection in wait(self._connections):
+                try:
+                    values[connection] = json.loads(connection.recv())
+                except (EOFError, OSError):
+                    for other in set(self._connections) - {connection}:
+                        with contextlib.suppress(OSError):
+                            other.send("a rank has ended")
+                    return
+            if len(values) == len(self._connections):
+                gathered = json.dumps([values.pop(each) for each in self._connections])
+                for connection in self._connections:
+                    connection.send(gathered)
+
+    def results(self, timeout=60, codes=None):
+        """Returns what each rank gave to `done`, last."""
+        try:
+            outputs = [process.communicate(timeout=timeout) for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+        for rank, (process, (_, errors)) in enumerate(zip(self.processes, outputs, strict=True)):
+            if codes is None or codes[rank] is not None:
+                assert process.returncode == (codes[rank] if codes else 0), errors
+        return [json.loads(out.splitlines()[-1]) if out else None for out, _ in outputs]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_sums_are_those_of_numpy_in_the_order_of_ranks_bit_for_bit(size, tmp_path):
+    source = """
+    buckets = [
+        Bucket("float32", ((3, 5), (), (0, 4), (1237,), (2,))),          # small
+        Bucket("float64", ((3, 5), (), (1,), (100,))),
+        Bucket("float32", ((100_003,), (17,), (0,), (301, 7), (1,))),    # one chunk
+        Bucket("int32", ((90_001,), (3,))),
+        Bucket("int64", ((90_001,), (3,))),
+        Bucket("float64", ((90_001,), (3,))),
+        Bucket("float32", ((1_300_001,), (999, 999), (5,))),             # several chunks
+        Bucket("int64", ()),
+        Bucket("float32", ((0, 3),)),
+    ]
+    reduce = join(*buckets)
+    for step in range(3):
+        for key, bucket in enumerate(buckets):
+            reduce.submit(key, draw(10 * step + key, bucket, rank))
+        for key, bucket in enumerate(buckets):
+            same(reduce.wait(key), expect(10 * step + key, bucket))
+        for key, bucket in enumerate(buckets):
+            same(reduce.reduce(key, draw(step + key, bucket, rank)), expect(step + key, bucket))
+    reduce.close()
+    done("right")
+    """
+    assert Ranks(source, size, tmp_path).results() == ["right"] * size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_two_hundred_random_steps(size, tmp_path):
+    source = """
+    layout = np.random.default_rng(1)
+    buckets = []
+    for _ in range(5):
+        shapes = [tuple(int(n) for n in layout.integers(0, 40, layout.integers(0, 4)))
+                  for _ in range(layout.integers(1, 8))]
+        shapes.append((int(layout.integers(0, 40_000)),))
+        buckets.append(Bucket("float32", tuple(shapes)))
+    reduce = join(*buckets)
+    held = []
+    for step in range(200):
+        order = np.random.default_rng(step).permutation(5)
+        jitter = np.random.default_rng([step, rank])
+        for key in order:
+            reduce.submit(int(key), draw(step * 5 + key, buckets[key], rank))
+            if jitter.random() < 0.05:
+                time.sleep(jitter.random() * 0.003)
+        for key in order:
+            wanted = expect(step * 5 + key, buckets[key])
+            got = reduce.wait(int(key))
+            same(got, wanted)
+            if jitter.random() < 0.2:          # Each rank holds other ones.
+                held.append((got, wanted))
+        while len(held) > 6:
+            held.pop(int(jitter.integers(len(held))))
+        for got, wanted in held:
+            same(got, wanted)
+    done("right")
+    """
+    assert Ranks(source, size, tmp_path).results(120) == ["right"] * size
+
+
+def test_a_held_result_keeps_its_value_whatever_part_of_it_is_held(tmp_path):
+    source = """
+    bucket = Bucket("float32", ((300_000,), (40, 25)))
+    reduce = join(bucket)
+    held = []
+    for step in range(12):
+        got = reduce.reduce(0, draw(step, bucket, rank))
+        same(got, expect(step, bucket))
+        assert not any(array.flags.writeable for array in got)
+        assert all(array.ctypes.data % 64 == 0 for array in got)
+        if rank == step % 2 and step < 4:
+            a, b = expect(step, bucket)
+            held.append([(got[0][-7:], a[-7:]), (got[1].T[::2], b.T[::2]),
+                         (np.asarray(memoryview(got[1])), b)][step % 3])
+        del got
+        for part, wanted in held:
+            assert (part == wanted).all(), step
+    used = reduce._used(0)
+    held.clear()
+    done([used, reduce._used(0)])
+    """
+    ranks = Ranks(source, 2, tmp_path).results()
+    assert ranks[0][0] | ranks[1][0] == 3  # The fallback was in use.
+    assert [used for _, used in ranks] == [0, 0]
+
+
+def test_results_are_the_same_shared_memory_until_someone_holds_one(tmp_path):
+    source = """
+    reduce = join(Bucket("float32", ((300_000,),)))
+    where = []
+    for step in range(6):
+        got = reduce.reduce(0, [np.ones(300_000, np.float32)])
+        where.append(got[0].ctypes.data)
+        if step == 2 and rank == 1:
+            held = got
+        del got
+    done([where.index(each) for each in where])
+    """
+    assert Ranks(source, 2, tmp_path).results() == [[0, 0, 0, 3, 3, 3]] * 2
+
+
+def test_half_types_are_summed_in_float32_and_rounded_once(tmp_path):
+    source = """
+    import ml_dtypes
+    for dtype in (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)):
+        for length in (1001, 200_003):
+            bucket = Bucket(dtype.name, ((length,), (3,)))
+            reduce = join(bucket)
+            def arrays(rank):
+                random = np.random.default_rng(rank)
+                return [random.standard_normal(shape).astype(dtype) for shape in bucket.shapes]
+            wanted = [sum(part.astype(np.float32) for part in parts).astype(dtype)
+                      for parts in zip(*map(arrays, range(size)))]
+            for _ in range(3):
+                same(reduce.reduce(0, arrays(rank)), wanted)
+    done("right")
+    """
+    assert Ranks(source, 3, tmp_path).results() == ["right"] * 3
+
+
+@pytest.mark.parametrize("compression", ["bfloat16", "float16"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_compression_rounds_away_is_sent_later(size, compression, tmp_path):
+    source = f"""
+    bucket = Bucket("float32", ((100_001,), (700, 50)))
+    reduce = join(bucket, compression={compression!r})
+    total = [np.zeros(shape) for shape in bucket.shapes]
+    true = [np.zeros(shape) for shape in bucket.shapes]
+    unit = {2.0**-8 if compression == "bfloat16" else 2.0**-11}
+    import hashlib
+    digest = hashlib.sha256()
+    for step in range(30):
+        def arrays(rank):
+            return [np.random.default_rng([step, rank]).uniform(-1, 1, shape).astype("float32")
+                    for shape in bucket.shapes]
+        got = reduce.reduce(0, arrays(rank))
+        wanted = [sum(parts) for parts in zip(*map(arrays, range(size)))]
+        for a, b, c, d in zip(got, wanted, total, true):
+            digest.update(a.tobytes())
+            assert a.dtype == np.float32
+            assert np.abs(a - b).max() <= 2.1 * unit * (size - 1)   # This one's and the last's.
+            c += a
+            d += b
+    # All 30 sums together miss by no more than one rounding of the last values.
+    worst = max(np.abs(c - d).max() for c, d in zip(total, true))
+    assert worst <= 1.1 * unit * (size - 1), worst
+    done(digest.hexdigest())
+    """
+    results = Ranks(source, size, tmp_path).results()
+    assert len(set(results)) == 1
+
+
+def test_what_is_not_finite_stays_so_under_compression_and_passes(tmp_path):
+    source = """
+    for compression in ("bfloat16", "float16"):
+        reduce = join(Bucket("float32", ((40_000,),)), compression=compression)
+        values = np.ones(40_000, np.float32)
+        values[::1000] = np.inf
+        values[1::1000] = np.nan
+        values[2::1000] = 1e5             # Too large for float16.
+        (got,) = reduce.reduce(0, [values])
+        assert np.isposinf(got[::1000]).all() and np.isnan(got[1::1000]).all()
+        assert np.isfinite(got[2::1000]).all()
+        (got,) = reduce.reduce(0, [np.zeros(40_000, np.float32)])
+        assert np.isfinite(got).all()
+    done("right")
+    """
+    assert Ranks(source, 2, tmp_path).results() == ["right"] * 2
+
+
+@pytest.mark.parametrize("length", [10, 3_000_000])
+@pytest.mark.parametrize("threaded", [False, True])
+def test_the_death_of_a_peer_ends_the_wait_of_the_others(length, threaded, tmp_path):
+    source = f"""
+    reduce = join(Bucket("float32", (({length},),)), timeout_seconds=None)
+    ones = [np.ones({length}, np.float32)]
+    reduce.reduce(0, ones)
+    if rank == 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    try:
+        if {threaded}:
+            reduce.submit(0, ones)
+            reduce.wait(0)
+        else:
+            reduce.reduce(0, ones)
+    except TfdistError as error:
+        again = None
+        try:
+            reduce.submit(0, ones)
+        except TfdistError as same:
+            again = same
+        done([time.monotonic() - started, str(error), again is error])
+    """
+    results = Ranks(source, 3, tmp_path).results(codes=[0, None, 0])
+    for rank in (0, 2):
+        seconds, message, again = results[rank]
+        assert seconds < 2.3
+        assert "a rank has ended" in message
+        assert again
+
+
+def test_a_peer_that_does_not_come_is_named(tmp_path):
+    source = """
+    reduce = join(Bucket("float32", ((10,),)), timeout_seconds=0.4)
+    if rank == 0:
+        try:
+            reduce.reduce(0, [np.ones(10, np.float32)])
+        except TfdistError as error:
+            done([type(error).__name__, str(error)])
+    all_gather("end")
+    if rank == 1:
+        done()
+    """
+    kind, message = Ranks(source, 2, tmp_path).results()[0]
+    assert kind == "PeerLostError"
+    assert "Received: nothing from worker 1." in message
+
+
+def test_ranks_that_sum_different_buckets_learn_it(tmp_path):
+    source = """
+    reduce = join(Bucket("float32", ((10,),)), Bucket("float32", ((10,),)))
+    try:
+        reduce.reduce(rank, [np.ones(10, np.float32)])
+    except TfdistError as error:
+        done([type(error).__name__, str(error)])
+    """
+    for kind, message in Ranks(source, 2, tmp_path).results():
+        assert kind == "DisagreementError"
+        assert "sums bucket" in message
+
+
+def test_ranks_with_different_buckets_cannot_connect(tmp_path):
+    source = """
+    try:
+        join(Bucket("float32", ((10 + rank,),)))
+    except TfdistError as error:
+        done(type(error).__name__)
+    """
+    assert Ranks(source, 2, tmp_path).results() == ["DisagreementError"] * 2
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "reason"),
+    [
+        ("memory._problem = lambda: 'needs Linux'", "rank 1: needs Linux"),
+        ("memory._host = lambda rank: 'elsewhere'", "different hosts"),
+        ("os.open = fail", "rank 1: cannot attach"),
+        ("os.pread = lambda *args: b'another process'", "is not rank 0"),
+        ("os.posix_fallocate = fail", "rank 1: cannot attach: [Errno 28]"),
+        ("memory.mmap.mmap = fail", "rank 1: cannot attach: [Errno 28]"),
+    ],
+)
+def test_all_ranks_learn_that_memory_cannot_be_shared(sabotage, reason, tmp_path):
+    source = f"""
+    from tfdist.collectives import memory
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+    keep = os.open, os.pread, os.posix_fallocate
+    if rank == 1:
+        {sabotage}
+    result = collectives.connect(rank, names, all_gather, [Bucket("float32", ((10,),))])
+    assert result[0] is None
+    done(result[1])
+    """
+    first, second, third = Ranks(source, 3, tmp_path).results()
+    assert first == second == third
+    assert reason in first
+
+
+def test_rank_0_without_memory(tmp_path):
+    source = """
+    if rank == 0:
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    done(collectives.connect(rank, names, all_gather, [Bucket("float32", ((10_000_000,),))])[1])
+    """
+    first, second = Ranks(source, 2, tmp_path).results()
+    assert first == second
+    assert first.startswith("rank 0: cannot make ")
+
+
+def test_reset_after_ranks_gave_up_at_different_points(tmp_path):
+    source = """
+    small, large = Bucket("float32", ((10,),)), Bucket("float32", ((700_000,), (5,)))
+    reduce = join(small, large)
+    (held,) = reduce.reduce(0, draw(1, small, rank))
+    kept, _ = reduce.reduce(1, draw(2, large, rank))
+    for round in range(5):
+        reduce.submit(0, draw(3, small, rank))
+        if rank == 0:
+            reduce.submit(1, draw(4, large, rank))    # The others never do.
+            reduce.submit(0, draw(5, small, rank))
+        started = time.monotonic()
+        reduce.reset()
+        assert time.monotonic() - started < 3
+        for step in range(3):
+            reduce.submit(0, draw(6 + step, small, rank))
+            reduce.submit(1, draw(7 + step, large, rank))
+            same(reduce.wait(1), expect(7 + step, large))
+            same(reduce.wait(0), expect(6 + step, small))
+        same([held], expect(1, small))
+        assert (kept == expect(2, large)[0]).all()
+    done("right")
+    """
+    assert Ranks(source, 3, tmp_path).results() == ["right"] * 3
+
+
+def test_a_result_nobody_waited_for_is_replaced(tmp_path):
+    source = """
+    bucket = Bucket("float32", ((700_000,),))
+    reduce = join(bucket)
+    for step in range(4):
+        reduce.submit(0, draw(step, bucket, rank))
+    same(reduce.wait(0), expect(3, bucket))
+    try:
+        reduce.wait(0)
+    except TfdistError as error:
+        done(str(error))
+    """
+    for message in Ranks(source, 2, tmp_path).results():
+        assert message.startswith("Expected bucket 0 to be submitted")
+
+
+def test_a_larger_layout_later_leaves_earlier_results_alone(tmp_path):
+    source = """
+    results = []
+    for length in (10, 100_000, 3_000_000):
+        bucket = Bucket("float64", ((length,), (7,)))
+        reduce = join(bucket)
+        results.append((reduce.reduce(0, draw(length, bucket, rank)), expect(length, bucket)))
+        reduce.close()
+        del reduce
+        gc.collect()
+    for got, wanted in results:
+        same(got, wanted)
+    done("right")
+    """
+    assert Ranks(source, 2, tmp_path).results() == ["right"] * 2
+
+
+def test_nothing_of_the_memory_stays(tmp_path):
+    source = """
+    before = len(os.listdir("/proc/self/fd"))
+    reduce = join(Bucket("float32", ((3_000_000,),)))
+    reduce.reduce(0, [np.ones(3_000_000, np.float32)])
+    reduce.close()
+    del reduce
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    done("memfd:tfdist" in open("/proc/self/maps").read())
+    """
+    assert Ranks(source, 2, tmp_path).results() == [False, False]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bfloat16"])
+def test_parts_of_all_owners_make_up_the_bucket(ranks, dtype):
+    random = np.random.default_rng(ranks)
+    shapes = tuple((int(n),) for n in random.integers(0, 300_000, 20))
+    layout = lay_out([Bucket(dtype, shapes), Bucket(dtype, ((5,),))], ranks)
+    plan = layout.buckets[0]
+    seen = [np.zeros(shape, int) for shape in shapes]
+    for chunk in range(plan.chunks):
+        for owner in range(ranks):
+            for piece in plan.pieces(*plan.part(chunk, owner)):
+                assert piece.at == plan.starts[piece.array] + piece.start
+                seen[piece.array][piece.start : piece.stop] += 1
+    assert all((each == 1).all() for each in seen)
+    provided = sorted(part for rank in range(ranks) for part in layout.ranges(rank))
+    end = 0
+    for offset, size in provided:
+        assert offset - end < 4096  # Nothing but the gap up to the next page.
+        end = offset + size
+    assert layout.nbytes - end < 4096
+
+
+def test_bfloat16_is_rounded_as_the_reference_does():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    bits = np.random.default_rng(0).integers(0, 2**32, 60_000, np.uint64).astype(np.uint32)
+    edges = [0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0x7FFFFFFF, 0x3F808000, 0x3F818000, 0x00000001]
+    values = np.concatenate([bits, np.array(edges, np.uint32)]).view(np.float32)
+    half, out, back = Half("bfloat16"), np.empty(values.size, np.uint16), values.copy()
+    half.narrow(values, out)
+    with np.errstate(all="ignore"):
+        wanted = values.astype(ml_dtypes.bfloat16)
+    assert (np.isnan(values) == np.isnan(out.view(ml_dtypes.bfloat16))).all()
+    finite = ~np.isnan(values)
+    assert (out[finite] == wanted.view(np.uint16)[finite]).all()
+    half.widen(out, back)
+    assert np.array_equal(back[finite], wanted.astype(np.float32)[finite])
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [np.zeros(3, np.float32)],
+        [np.zeros(2, np.float64), np.zeros((), np.float64)],
+        [np.zeros(2, np.float32)],
+    ],
+)
+def test_arrays_that_do_not_fit_the_bucket_are_refused(arrays):
+    bucket = Bucket("float32", ((2,), ()))
+    reduce, reason = connect(0, ["worker 0"], lambda value: [value], [bucket])
+    assert reduce is not None, reason
+    with pytest.raises(ConfigError, match="in bucket 0"):
+        reduce.submit(0, arrays)
+
+
+def test_unknown_types_are_refused():
+    with pytest.raises(ConfigError, match="complex64"):
+        connect(0, ["a", "b"], lambda value: [value, value], [Bucket("complex64", ())])
+    with pytest.raises(ConfigError, match="int8"):
+        connect(0, ["a", "b"], lambda value: [value, value], [], compression="int8")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc")
+def test_kept_pages_are_not_faulted_in_again():
+    source = """
+import resource, sys, threading
+import numpy as np
+from tfdist import pages
+assert sys.argv[1] == "stock" or pages.keep()
+def work():
+    for step in range(12):
+        if step == 2:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        np.ones(20_000_000, np.float32)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+    faults = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", source, mode],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                check=True,
+                timeout=60,
+            ).stdout
+        )
+        for mode in ("stock", "kept")
+    ]
+    assert faults[1] < 200 < faults[0]

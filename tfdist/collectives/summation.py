@@ -1,0 +1,183 @@
+"""The arithmetic of one bucket: copies into the slots, sums out of them.
+
+Sums run over the ranks in their order, whoever computes them, so that a result depends neither on
+timing nor on which rank owns an element.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfdist.collectives.halves import GRAIN
+from tfdist.collectives.halves import Array
+from tfdist.collectives.halves import Half
+from tfdist.collectives.halves import storage
+from tfdist.collectives.layout import ITEM_BYTES
+from tfdist.collectives.layout import SLOTS
+from tfdist.collectives.layout import BucketLayout
+from tfdist.collectives.layout import Layout
+from tfdist.collectives.layout import Piece
+
+#: What to copy where: a run of elements of an array, and the part of a slot for it.
+_Fill = tuple[Piece, Array]
+#: What to sum: a run of elements, and where each rank's lie; None for those of this rank, which
+#: are read from its array.
+_Sum = tuple[Piece, list[Array | None]]
+
+
+class Summation:
+    """One rank's work on one bucket.
+
+    Args:
+        memory: The shared memory.
+        layout: Its layout.
+        plan: The part of it for this bucket.
+        rank: This rank.
+    """
+
+    def __init__(self, memory: mmap.mmap, layout: Layout, plan: BucketLayout, rank: int):
+        self.plan = plan
+        self.type = storage(plan.bucket.dtype)
+        self._memory = memory
+        self._layout = layout
+        self._rank = rank
+        self._wire = storage(plan.wire)
+        halves = ITEM_BYTES[plan.wire] == 2
+        self._half = Half(plan.wire) if halves else None
+        self._residual = (
+            np.zeros(plan.length, np.float32) if plan.wire != plan.bucket.dtype else None
+        )
+        self._total = np.empty(GRAIN if halves else 0, np.float32)
+        self._term = np.empty(GRAIN if halves else 0, np.float32)
+        self._fills = [
+            [self._plan_fill(chunk, entry) for chunk in range(plan.chunks)]
+            for entry in range(SLOTS)
+        ]
+        self._sums = [
+            [self._plan_sum(chunk, entry) for chunk in range(plan.chunks)] for entry in range(SLOTS)
+        ]
+
+    def flatten(self, arrays: Sequence[Array]) -> list[Array]:
+        """Returns the arrays as vectors of the type that `fill` and `sum` work on; no copies."""
+        return [np.ascontiguousarray(array).reshape(-1).view(self.type) for array in arrays]
+
+    def fill(self, chunk: int, entry: int, vectors: Sequence[Array]) -> None:
+        """Writes into this rank's slot `entry` what others need of `chunk`."""
+        for piece, slot in self._fills[entry][chunk]:
+            values = vectors[piece.array][piece.start : piece.stop]
+            if self._residual is None or self._half is None:
+                np.copyto(slot, values)
+            else:
+                residual = self._residual[piece.at : piece.at + values.size]
+                self._half.send(values, residual, slot)
+
+    def sum(self, chunk: int, entry: int, vectors: Sequence[Array], out: Array, at: int) -> None:
+        """Sums this rank's part of `chunk`.
+
+        Args:
+            chunk: Which chunk.
+            entry: The slot it is in.
+            vectors: This rank's own arrays.
+            out: Where the sums go.
+            at: Place in the bucket of the first element of `out`.
+        """
+        for piece, sources in self._sums[entry][chunk]:
+            own = vectors[piece.array][piece.start : piece.stop]
+            start = piece.at - at
+            target = out[start : start + piece.stop - piece.start]
+            terms = [own if source is None else source for source in sources]
+            if self._half is None:
+                np.add(terms[0], terms[1], out=target)
+                for term in terms[2:]:
+                    np.add(target, term, out=target)
+            else:
+                self._sum_halves(self._half, terms, target)
+
+    def part_in_slot(self, owner: int, chunk: int, entry: int) -> tuple[Array, int]:
+        """Returns the room for `owner`'s sums in its own slot, and their place in the bucket."""
+        start, stop = self.plan.part(chunk, owner)
+        return self._slot(owner, entry, owner, 0, stop - start, self.type), start
+
+    def result(self, region: int) -> Array:
+        """Returns a new view of a result region. Everything cut from it refers to it in `base`."""
+        return self._view(self.plan.results[region], self.plan.length, self.type)
+
+    def forget(self) -> None:
+        """Drops what is owed to the other ranks."""
+        if self._residual is not None:
+            self._residual.fill(0.0)
+
+    def _sum_halves(self, half: Half, terms: Sequence[Array], target: Array) -> None:
+        total, term = self._total[: target.size], self._term[: target.size]
+        for index, values in enumerate(terms):
+            into = term if index else total
+            if values.dtype == np.float32:
+                np.copyto(into, values)
+            else:
+                half.widen(values, into)
+            if index:
+                np.add(total, term, out=total)
+        if target.dtype == np.float32:
+            np.copyto(target, total)
+        else:
+            half.narrow(total, target)
+
+    def _plan_fill(self, chunk: int, entry: int) -> list[_Fill]:
+        fills: list[_Fill] = []
+        for owner in range(self._layout.ranks):
+            if self.plan.small or owner != self._rank:
+                start, _ = self._part(chunk, owner)
+                fills += [
+                    (piece, self._source(self._rank, entry, owner, piece, start))
+                    for piece in self._pieces(chunk, owner)
+                ]
+            if self.plan.small:
+                break
+        return fills
+
+    def _plan_sum(self, chunk: int, entry: int) -> list[_Sum]:
+        start, _ = self._part(chunk, self._rank)
+        sums: list[_Sum] = []
+        for piece in self._pieces(chunk, self._rank):
+            sources = [
+                None if rank == self._rank else self._source(rank, entry, self._rank, piece, start)
+                for rank in range(self._layout.ranks)
+            ]
+            sums.append((piece, sources))
+        return sums
+
+    def _part(self, chunk: int, owner: int) -> tuple[int, int]:
+        return (0, self.plan.length) if self.plan.small else self.plan.part(chunk, owner)
+
+    def _pieces(self, chunk: int, owner: int) -> list[Piece]:
+        pieces = self.plan.pieces(*self._part(chunk, owner))
+        if self._half is None:
+            return pieces
+        return [
+            Piece(
+                piece.array,
+                start,
+                min(start + GRAIN, piece.stop),
+                piece.at + start - piece.start,
+            )
+            for piece in pieces
+            for start in range(piece.start, piece.stop, GRAIN)
+        ]
+
+    def _source(self, rank: int, entry: int, owner: int, piece: Piece, start: int) -> Array:
+        size = piece.stop - piece.start
+        return self._slot(rank, entry, owner, piece.at - start, size, self._wire)
+
+    def _slot(
+        self, rank: int, entry: int, owner: int, at: int, size: int, dtype: np.dtype[np.generic]
+    ) -> Array:
+        """Returns a part of what `rank` has written in its slot for `owner`."""
+        first = 0 if self.plan.small else owner * self.plan.block
+        offset = first * self.type.itemsize + at * dtype.itemsize
+        return self._view(self._layout.slot(rank, entry) + offset, size, dtype)
+
+    def _view(self, offset: int, size: int, dtype: np.dtype[np.generic]) -> Array:
+        return np.ndarray((size,), dtype, buffer=self._memory, offset=offset)

@@ -1,0 +1,79 @@
+"""The gradients that replicas have accumulated: apart within an epoch, one sum outside it.
+
+With `gradient_accumulation_steps` every replica adds up its own gradients, and they travel once an
+update. An epoch may end in the middle of that. What is then read, saved or taken to another number
+of replicas must be the sum, as one device has it: so the parts are added up at the end of an epoch,
+and only the first replica goes on with the sum.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.engine.scope import optimizers_of
+from tfdist.engine.scope import parts_of
+
+_apart: weakref.WeakSet[Any] = weakref.WeakSet()  # Optimizers whose replicas have their own.
+
+
+class Accumulation:
+    """The accumulated gradients of the optimizers of one model.
+
+    Args:
+        model: A Keras model under synchronous replicas.
+    """
+
+    def __init__(self, model: Any):
+        self._strategy = model.distribute_strategy
+        self._optimizers = [
+            part
+            for optimizer in optimizers_of(model)
+            for part in parts_of(optimizer)
+            if getattr(part, "gradient_accumulation_steps", None)
+        ]
+
+    def part(self) -> None:
+        """Leaves the sum to the first replica; before the steps of an epoch."""
+        for optimizer in self._open():
+            if optimizer not in _apart:
+                self._run(_leave_to_first, optimizer)
+        _apart.update(self._optimizers)
+
+    def join(self) -> None:
+        """Gives every replica the sum; after the steps of an epoch, by all workers together."""
+        for optimizer in self._open():
+            if optimizer in _apart:
+                self._run(_add_up, optimizer)
+        _apart.difference_update(self._optimizers)
+
+    def _open(self) -> list[Any]:
+        """Returns the optimizers that are in the middle of an update."""
+        return [
+            each
+            for each in self._optimizers
+            if each.built and int(each._iterations.value.numpy()) % each.gradient_accumulation_steps
+        ]
+
+    def _run(self, function: Any, optimizer: Any) -> None:
+        accumulators = [a for a in optimizer._accumulated_gradients if a is not None]
+        # Not as arguments: the strategy would hand over what they hold.
+        tf.function(lambda: self._strategy.run(lambda: function(accumulators)))()
+
+
+def _leave_to_first(accumulators: list[keras.Variable]) -> None:
+    first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
+    for accumulator in accumulators:
+        value = accumulator.value
+        accumulator.assign(tf.where(first, value, tf.zeros_like(value)))
+
+
+def _add_up(accumulators: list[keras.Variable]) -> None:
+    context = tf.distribute.get_replica_context()
+    values = [tf.identity(accumulator.value) for accumulator in accumulators]
+    sums = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+    for accumulator, value in zip(accumulators, sums, strict=True):
+        accumulator.assign(value)

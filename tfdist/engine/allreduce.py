@@ -1,0 +1,278 @@
+"""Sums over replicas: the one place where gradients travel.
+
+Between CPU workers that share a host they go through shared memory (`tfdist.collectives`), bucket
+after bucket in the order in which the backward pass makes them, while it goes on. Between hosts
+they go through TensorFlow's ring in pieces, about twice as fast as all in one. Accelerators and the
+replicas of one process use TensorFlow's own all-reduce as it is (NCCL on GPUs).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import collectives
+from tfdist.cluster import current
+from tfdist.cluster import rendezvous
+from tfdist.cluster.group import Group
+from tfdist.engine.replicas import is_several_workers
+from tfdist.errors import UnsupportedError
+from tfdist.strategies import communication
+from tfdist.strategies.communication import CommunicationOptions
+
+log = logging.getLogger("absl")
+
+#: Gradients of one update that are not larger than this travel in one go, without a thread.
+_AT_ONCE_BYTES = 256 << 10
+#: Sizes that move fastest: through shared memory, and through TensorFlow's ring.
+_BUCKET_BYTES, _PIECE_BYTES = 8 << 20, 4 << 20
+
+
+def total(gradients: list[Any]) -> list[Any]:
+    """Returns the sums over all replicas; called in replica context.
+
+    Args:
+        gradients: Tensors, `tf.IndexedSlices` (which stay slices) or None.
+    """
+    dense = [i for i, gradient in enumerate(gradients) if isinstance(gradient, tf.Tensor)]
+    slices = [i for i, gradient in enumerate(gradients) if isinstance(gradient, tf.IndexedSlices)]
+    sums = list(gradients)
+    context = tf.distribute.get_replica_context()
+    carry = _carrier(context.strategy)
+    for indices, function in ((slices, _all_reduce), (dense, carry)):
+        if indices:
+            found = function([gradients[i] for i in indices])
+            for index, value in zip(indices, found, strict=True):
+                sums[index] = value
+    return sums
+
+
+def scalar_total(value: Any) -> Any:
+    """Returns the sum over all replicas of one number; called in replica context."""
+    return total([value])[0]
+
+
+def begin(strategy: Any) -> None:
+    """Forgets what an interrupted step has left under way; called by all workers together."""
+    if strategy in _carriers:
+        _carriers[strategy].begin()
+
+
+def explain(error: Exception) -> None:
+    """Raises what went wrong in a sum, if that is why TensorFlow raised `error`."""
+    for carrier in _carriers.values():
+        own = carrier.error
+        if own is not None:
+            raise own from error
+
+
+def _all_reduce(tensors: list[Any]) -> list[Any]:
+    context = tf.distribute.get_replica_context()
+    return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
+
+
+_carriers: weakref.WeakKeyDictionary[Any, _Workers] = weakref.WeakKeyDictionary()
+
+
+def _carrier(strategy: Any) -> Callable[[list[Any]], list[Any]]:
+    """Returns what sums dense tensors under `strategy`."""
+    devices = strategy.extended.worker_devices
+    on_cpu = all("CPU" in device.upper() for device in devices)
+    group = current.group() if is_several_workers(strategy) else None
+    if group is None or not on_cpu or len(devices) > 1:
+        return _all_reduce
+    if strategy not in _carriers:
+        _carriers[strategy] = _Workers(group, communication.options_of(strategy))
+    return _carriers[strategy].total
+
+
+class _Workers:
+    """Sums over workers of one CPU replica each.
+
+    Args:
+        group: The workers.
+        options: How gradients are to travel.
+    """
+
+    def __init__(self, group: Group, options: CommunicationOptions):
+        self._group = group
+        self._options = options
+        self._why_not = "" if options.transport != "tensorflow" else "transport is 'tensorflow'"
+        self._reducers: dict[Any, collectives.AllReduce] = {}
+        self._uses: weakref.WeakKeyDictionary[Any, Counter[Any]] = weakref.WeakKeyDictionary()
+
+    def begin(self) -> None:
+        """Forgets what is under way."""
+        for reducer in self._reducers.values():
+            reducer.reset()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What went wrong in shared memory, or None."""
+        return next((r.error for r in self._reducers.values() if r.error is not None), None)
+
+    def total(self, tensors: list[Any]) -> list[Any]:
+        """Returns the sums over all workers."""
+        order = list(reversed(range(len(tensors))))  # The last layer's gradient is there first.
+        size = self._options.bucket_bytes or _BUCKET_BYTES
+        packs = _packs([tensors[i] for i in order], size)
+        reducer = self._reducer(tensors[0], packs)
+        if reducer is None:
+            found = self._through_tensorflow(packs)
+        elif tf.executing_eagerly():
+            found = [
+                tf.convert_to_tensor(value)
+                for key, pack in enumerate(packs)
+                for value in reducer.reduce(key, [tensor.numpy() for tensor in pack])
+            ]
+        else:
+            found = _in_graph(reducer, packs)
+        sums = dict(zip(order, found, strict=True))
+        return [sums[index] for index in range(len(tensors))]
+
+    def _reducer(self, tensor: Any, packs: list[list[Any]]) -> collectives.AllReduce | None:
+        """Returns the shared memory for such tensors, made when all workers first come here."""
+        if self._why_not or not all(t.dtype.name in _NAMES for pack in packs for t in pack):
+            return None
+        if not all(t.shape.is_fully_defined() for pack in packs for t in pack):
+            return None
+        buckets = tuple(
+            collectives.Bucket(pack[0].dtype.name, tuple(tuple(t.shape) for t in pack))
+            for pack in packs
+        )
+        # Two sums of one step must not take each other's place.
+        use = 0
+        if not tf.executing_eagerly():
+            counter = self._uses.setdefault(tensor.graph, Counter())
+            use = counter[buckets]
+            counter[buckets] += 1
+        if (buckets, use) not in self._reducers:
+            with tf.init_scope():
+                reducer = self._connect(buckets)
+            if reducer is None:
+                return None
+            self._reducers[buckets, use] = reducer
+        return self._reducers[buckets, use]
+
+    def _connect(self, buckets: tuple[collectives.Bucket, ...]) -> collectives.AllReduce | None:
+        group = self._group
+        what = "sharing memory for gradients"
+        patience = rendezvous.patience_from(os.environ)
+        first = not self._reducers
+        reducer, self._why_not = collectives.connect(
+            group.tasks.index(group.cluster.task),
+            [str(task) for task in group.tasks],
+            lambda value: group.all_gather(what, value, patience),
+            buckets,
+            check=lambda: group.raise_if_lost("the sum of gradients"),
+            timeout_seconds=self._options.timeout_seconds,
+            compression=self._options.compression,
+        )
+        if reducer is None and self._options.transport == "shared_memory":
+            raise UnsupportedError(
+                "workers that can share memory, as transport='shared_memory' asks for",
+                self._why_not,
+                "leave the transport at 'auto', which takes TensorFlow's ring then",
+            )
+        if reducer is None:
+            log.info("gradients travel through TensorFlow's ring: %s", self._why_not)
+        elif first:
+            log.info(
+                "gradients travel through memory that the workers share%s",
+                f", as {self._options.compression}" if self._options.compression else "",
+            )
+        return reducer
+
+    def _through_tensorflow(self, packs: list[list[Any]]) -> list[Any]:
+        wire = self._options.compression
+        found: list[Any] = []
+        for pack in packs:
+            flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in pack], axis=0)
+            pieces = tf.split(flat, _cuts(flat, self._options.bucket_bytes or _PIECE_BYTES))
+            if wire is not None and flat.dtype == tf.float32:
+                pieces = [tf.cast(piece, wire) for piece in pieces]
+            sums = [tf.cast(_all_reduce([piece])[0], flat.dtype) for piece in pieces]
+            parts = tf.split(tf.concat(sums, axis=0), [tf.size(tensor) for tensor in pack])
+            found += [
+                tf.reshape(part, tf.shape(tensor)) for part, tensor in zip(parts, pack, strict=True)
+            ]
+        return _named([tensor for pack in packs for tensor in pack], found)
+
+
+_NAMES = frozenset(("float32", "float64", "int32", "int64", "float16", "bfloat16"))
+
+
+def _in_graph(reducer: collectives.AllReduce, packs: list[list[Any]]) -> list[Any]:
+    """Hands over each pack as soon as it is there, and waits when all have been."""
+    size = sum(_bytes(t) for pack in packs for t in pack)
+    found: list[Any] = []
+    if len(packs) == 1 and size <= _AT_ONCE_BYTES:
+        [pack] = packs
+        return _named(pack, _call(functools.partial(_reduce, reducer), pack, pack))
+    submitted: list[Any] = []
+    for key, pack in enumerate(packs):
+        # All workers must hand them over in the same order.
+        with tf.control_dependencies(submitted[-1:]):
+            submitted.append(_call(functools.partial(_submit, reducer, key), pack, []))
+    for key, pack in enumerate(packs):
+        # Whoever waits keeps a thread of TensorFlow that the backward pass may need.
+        with tf.control_dependencies(submitted[-1:]):
+            found += _named(pack, _call(functools.partial(_wait, reducer, key), [], pack))
+    return found
+
+
+def _reduce(reducer: collectives.AllReduce, *arrays: Any) -> Any:
+    return reducer.reduce(0, arrays)
+
+
+def _submit(reducer: collectives.AllReduce, key: int, *arrays: Any) -> Any:
+    reducer.submit(key, arrays)
+    return 0
+
+
+def _wait(reducer: collectives.AllReduce, key: int) -> Any:
+    return reducer.wait(key)
+
+
+def _call(function: Callable[..., Any], inputs: list[Any], like: list[Any]) -> Any:
+    types = [tensor.dtype for tensor in like] if like else tf.int64
+    return tf.numpy_function(function, inputs, types)
+
+
+def _named(pack: list[Any], found: Any) -> list[Any]:
+    found = list(found) if isinstance(found, (list, tuple)) else [found]
+    for like, tensor in zip(pack, found, strict=True):
+        tensor.set_shape(like.shape)
+    return found
+
+
+def _packs(tensors: list[Any], size: int) -> list[list[Any]]:
+    """Returns `tensors` in runs of one type, each of about `size` bytes."""
+    packs: list[list[Any]] = []
+    filled = 0
+    for tensor in tensors:
+        nbytes = _bytes(tensor)
+        if not packs or packs[-1][0].dtype != tensor.dtype or filled + nbytes > size:
+            packs.append([])
+            filled = 0
+        packs[-1].append(tensor)
+        filled += nbytes
+    return packs
+
+
+def _bytes(tensor: Any) -> int:
+    return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)
+
+
+def _cuts(flat: Any, size: int) -> list[int]:
+    if flat.shape[0] is None:
+        return [-1]
+    length, step = int(flat.shape[0]), max(1, size // int(flat.dtype.size))
+    return [min(step, length - start) for start in range(0, length, step)] or [0]
