@@ -20,11 +20,13 @@ from typing import Any
 from tfdist._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from tfdist import testing as testing
     from tfdist.cluster.detect import detect as detect
     from tfdist.cluster.topology import Cluster as Cluster
     from tfdist.cluster.topology import Task as Task
     from tfdist.compose import activate as activate
     from tfdist.compose import deactivate as deactivate
+    from tfdist.compose import seed as seed
     from tfdist.compose import strategy as strategy
     from tfdist.errors import TfdistError as TfdistError
     from tfdist.strategies.communication import CommunicationOptions as CommunicationOptions
@@ -37,13 +39,17 @@ _PUBLIC = {
     "activate": "tfdist.compose",
     "deactivate": "tfdist.compose",
     "detect": "tfdist.cluster.detect",
+    "seed": "tfdist.compose",
     "strategy": "tfdist.compose",
 }
+_MODULES = ("testing",)
 
-__all__ = ["__version__", *_PUBLIC]
+__all__ = ["__version__", *_PUBLIC, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"tfdist.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
     value = getattr(importlib.import_module(_PUBLIC[name]), name)

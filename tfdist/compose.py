@@ -12,6 +12,7 @@ from tfdist import logs
 from tfdist import pages
 from tfdist.cluster.detect import detect
 from tfdist.cluster.topology import Cluster
+from tfdist.errors import ConfigError
 from tfdist.strategies import registry
 from tfdist.strategies.choose import choose
 
@@ -75,6 +76,29 @@ def strategy(
     built = registry.builder(choice.name)(cluster, options)
     activate()
     return built
+
+
+def seed(value: int) -> None:
+    """Seeds whatever draws random numbers: Python, NumPy, TensorFlow and Keras.
+
+    Every worker calls it with the same value, before it builds the model and the data. Initial
+    weights and the order of examples are then those of one device. What layers draw in a step
+    (dropout, noise, augmentation) differs between replicas, is the same in every run on as many
+    replicas, and is the one place where N replicas are not one device: the first replica draws what
+    one device would, the others draw other numbers for their parts of the batch.
+
+    Args:
+        value: From 0 to 2**32 - 1.
+
+    Raises:
+        ConfigError: `value` is no such number.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
+        raise ConfigError("a seed from 0 to 4294967295", repr(value))
+    activate()
+    import keras
+
+    keras.utils.set_random_seed(value)
 
 
 def activate() -> None:

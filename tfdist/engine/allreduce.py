@@ -195,14 +195,14 @@ class _Workers:
         found: list[Any] = []
         for pack in packs:
             flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in pack], axis=0)
-            pieces = tf.split(flat, _cuts(flat, self._options.bucket_bytes or _PIECE_BYTES))
+            pieces = _pieces(flat, self._options.bucket_bytes or _PIECE_BYTES)
             if wire is not None and flat.dtype == tf.float32:
                 pieces = [tf.cast(piece, wire) for piece in pieces]
             sums = [tf.cast(_all_reduce([piece])[0], flat.dtype) for piece in pieces]
-            parts = tf.split(tf.concat(sums, axis=0), [tf.size(tensor) for tensor in pack])
-            found += [
-                tf.reshape(part, tf.shape(tensor)) for part, tensor in zip(parts, pack, strict=True)
-            ]
+            joined, at = tf.concat(sums, axis=0), 0
+            for tensor in pack:
+                found.append(tf.reshape(joined[at : at + tf.size(tensor)], tf.shape(tensor)))
+                at += tf.size(tensor)
         return _named([tensor for pack in packs for tensor in pack], found)
 
 
@@ -271,8 +271,8 @@ def _bytes(tensor: Any) -> int:
     return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)
 
 
-def _cuts(flat: Any, size: int) -> list[int]:
-    if flat.shape[0] is None:
-        return [-1]
-    length, step = int(flat.shape[0]), max(1, size // int(flat.dtype.size))
-    return [min(step, length - start) for start in range(0, length, step)] or [0]
+def _pieces(flat: Any, size: int) -> list[Any]:
+    length, step = flat.shape[0], max(1, size // int(flat.dtype.size))
+    if length is None or length <= step:
+        return [flat]
+    return list(tf.split(flat, [min(step, length - at) for at in range(0, length, step)]))

@@ -36,7 +36,7 @@ def apply(original: Callable[..., Any]) -> Callable[..., Any]:
             return
         variables = list(trainable_variables)
         summed = getattr(_local, "summed", False)
-        gradients = list(grads) if summed else _parts(grads, self)
+        gradients = list(grads) if summed else _parts(grads, variables)
         if self.gradient_accumulation_steps:
             _accumulate_or_update(self, gradients, variables, summed)
         else:
@@ -69,7 +69,8 @@ def apply_scaled(original: Callable[..., Any]) -> Callable[..., Any]:
         if not _in_replica():
             original(self, grads, trainable_variables)
             return
-        gradients = _parts(grads, self)
+        variables = trainable_variables or self._trainable_variables
+        gradients = _parts(grads, variables)
         # With accumulation the gradients themselves travel once an update, their state every step.
         accumulates = bool(self.inner_optimizer.gradient_accumulation_steps)
         if not accumulates:
@@ -187,11 +188,15 @@ class _summed:
         _local.summed = self._outer
 
 
-def _parts(gradients: Any, optimizer: Any) -> list[Any]:
+def _parts(gradients: Any, variables: Any) -> list[Any]:
     """Returns this replica's gradients as parts of the sum over replicas."""
+    gradients = list(gradients)
+    for gradient, variable in zip(gradients, variables, strict=True):
+        if isinstance(gradient, tf.Tensor):
+            gradient.set_shape(variable.shape)  # Some layers' graphs do not know it.
     step = current_step.current()
     if step is None:
-        return list(gradients)
+        return gradients
     are_parts = step.has_gradients_of_parts
     if not are_parts:
         current_step.warn_of_own_loss(step.model, tf.distribute.get_strategy().num_replicas_in_sync)

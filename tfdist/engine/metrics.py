@@ -1,17 +1,31 @@
-"""The values of metrics over all replicas of all workers, in the middle of an epoch.
+"""Metrics over all replicas of all workers.
 
 A metric keeps sums, each replica its own. What a replica computes from its own is no part of the
 whole: the mean of two AUCs is not the AUC, and of two counts half the count. So the sums are added
 over replicas first, in one message however many metrics there are.
+
+A metric of the user's own may keep something else, a maximum or the last value, which replicas
+cannot add up. It is tried out on made-up batches; if its states do not add up, every replica
+updates it with the whole global batch.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+from keras import tree
 from keras.src import backend as keras_backend
+
+from tfdist.engine import current_step
+
+log = logging.getLogger("absl")
 
 
 def metrics_over_all(model: Any, logs: dict[str, Any]) -> dict[str, Any]:
@@ -44,6 +58,90 @@ def metrics_over_all(model: Any, logs: dict[str, Any]) -> dict[str, Any]:
         return tf.where(unused[name], tf.cast(logs[name], result.dtype), result)
 
     return {name: value(name) for name in logs if name in results}
+
+
+def adopt(model: Any) -> None:
+    """Lets metrics of the user's own be updated right under several replicas."""
+    for metric in _all_metrics(model):
+        own = not type(metric).__module__.startswith("keras.")
+        if own and "update_state" not in vars(metric):
+            update = functools.partial(_update, metric, metric.update_state)
+            object.__setattr__(metric, "update_state", update)
+
+
+def _all_metrics(model: Any) -> list[Any]:
+    compiled = getattr(model, "_compile_metrics", None)
+    inner = list(getattr(compiled, "metrics", None) or [])
+    return [*model.metrics, *inner]
+
+
+_adds_up: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def _update(metric: Any, update: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    step = current_step.current()
+    if step is None:
+        return update(*args, **kwargs)
+    if metric not in _adds_up:
+        _adds_up[metric] = _states_add_up(metric, update, args, kwargs)
+        if not _adds_up[metric]:
+            log.info("metric %s is no sum: replicas update it with whole batches", metric.name)
+            for variable in metric.variables:
+                _same_on_all(variable)
+    if _adds_up[metric] or not step.can_communicate():
+        return update(*args, **kwargs)
+    context = tf.distribute.get_replica_context()
+
+    def whole(value: Any) -> Any:
+        return context.all_gather(value, axis=0) if _is_batch(value) else value
+
+    args, kwargs = tree.map_structure(whole, (args, kwargs))
+    return update(*args, **kwargs)
+
+
+def _states_add_up(metric: Any, update: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Tries whether the state after two batches is that after one plus that after the other."""
+    variables = metric.variables
+
+    def after(states: list[Any], seed: int) -> list[Any]:
+        made_up = tree.map_structure(lambda value: _made_up(value, seed), (args, kwargs))
+        mapping = list(zip(variables, states, strict=True))
+        with keras_backend.StatelessScope(state_mapping=mapping) as scope:
+            update(*made_up[0], **made_up[1])
+        return [tf.convert_to_tensor(scope.get_current_value(v)) for v in variables]
+
+    try:
+        with tf.init_scope(), current_step.tracing(None):
+            start = [tf.zeros(v.shape, v.dtype) for v in variables]
+            one, other, both = after(start, 1), after(start, 2), after(after(start, 1), 2)
+            return all(
+                np.allclose(a.numpy() + b.numpy(), c.numpy(), rtol=1e-4, atol=1e-5)
+                for a, b, c in zip(one, other, both, strict=True)
+            )
+    except Exception as error:  # Of the user's metric, on made-up data: anything.
+        log.debug("could not try metric %s: %s", metric.name, error)
+        return True
+
+
+def _made_up(like: Any, seed: int) -> Any:
+    if not _is_batch(like):
+        return like
+    shape = [4, *(3 if size is None else size for size in like.shape[1:])]
+    values = tf.random.stateless_uniform(shape, (seed, 0), 0.05, 0.95)
+    return tf.cast(values if like.dtype.is_floating else values > 0.5, like.dtype)
+
+
+def _is_batch(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and bool(value.shape.rank)
+
+
+def _same_on_all(variable: Any) -> None:
+    # Every replica has the whole; what is read is one of them, not their sum.
+    variable._aggregation = "only_first_replica"
+    value = variable._value
+    for each in [value, *getattr(value, "_values", ())]:
+        if hasattr(each, "_aggregation"):
+            each._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
 def _sums(strategy: Any, variables: list[Any]) -> list[Any]:

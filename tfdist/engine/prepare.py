@@ -8,6 +8,7 @@ from keras import tree
 
 from tfdist.engine import allreduce
 from tfdist.engine import build
+from tfdist.engine import metrics
 from tfdist.engine import scope
 from tfdist.engine import seeds
 from tfdist.engine.inputs import Feed
@@ -46,6 +47,7 @@ def prepare(
     build.build(model, feed.spec, feed.sample(), to_train=to_train)
     # Building may have made the variables of metrics and optimizers that were bare until now.
     scope.adopt(model, model.distribute_strategy)
+    metrics.adopt(model)
     peers.same(
         "its variables",
         {"the model": [[list(v.shape), str(v.dtype)] for v in model.variables]},

@@ -13,12 +13,18 @@ from typing import Any
 import tensorflow as tf
 
 
-def statistics_of(model: Any) -> list[Any]:
-    """Returns the variables that the layers of `model` update themselves, such as moving means."""
+def statistics_of(model: Any, *, synchronized: bool = True) -> list[Any]:
+    """Returns the variables that the layers of `model` update themselves, such as moving means.
+
+    Args:
+        model: A Keras model.
+        synchronized: Whether those count that are the same on all replicas at every step.
+    """
     # As created: a frozen layer's weights are not trainable either, and they do not move.
     return [
         variable
         for layer in model._flatten_layers()
+        if synchronized or not getattr(layer, "synchronized", False)
         for variable in layer._non_trainable_variables
         if tf.as_dtype(variable.dtype).is_floating
     ]

@@ -168,7 +168,8 @@ def _keep_if_empty(model: Any, part: Any, share: Any) -> Iterator[None]:
     """Leaves the moving statistics of a replica that has no examples as they were."""
     leaves = [leaf for leaf in tree.flatten(part) if isinstance(leaf, tf.Tensor)]
     may_be_empty = not leaves or leaves[0].shape.rank is None or not leaves[0].shape[:1][0]
-    variables = statistics_of(model) if share is not None and may_be_empty else []
+    check = share is not None and may_be_empty
+    variables = statistics_of(model, synchronized=False) if check else []
     before = [tf.identity(variable.value) for variable in variables]
     yield
     for variable, value in zip(variables, before, strict=True):
