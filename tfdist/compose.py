@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from typing import TYPE_CHECKING
 from typing import Any
 
 from tfdist import logs
-from tfdist import pages
+from tfdist import tuning
 from tfdist.cluster.detect import detect
 from tfdist.cluster.topology import Cluster
 from tfdist.errors import ConfigError
@@ -70,8 +69,8 @@ def strategy(
     options = registry.Options(
         replicas=replicas, communication=communication, rendezvous_timeout=rendezvous_timeout
     )
-    if choice.name == "multi_worker" and "tensorflow" not in sys.modules:
-        pages.keep()
+    if choice.name == "multi_worker":
+        tuning.tune()
     # The barrier in the builder comes before the import of Keras: who is missing is known sooner.
     built = registry.builder(choice.name)(cluster, options)
     activate()

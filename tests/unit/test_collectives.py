@@ -554,8 +554,8 @@ def test_kept_pages_are_not_faulted_in_again():
     source = """
 import resource, sys, threading
 import numpy as np
-from tfdist import pages
-assert sys.argv[1] == "stock" or pages.keep()
+from tfdist import tuning
+assert sys.argv[1] == "stock" or tuning.keep_pages()
 def work():
     for step in range(12):
         if step == 2:

@@ -154,13 +154,15 @@ class Group:
         return values
 
     def raise_if_lost(self, name: str) -> None:
-        """Raises `PeerLostError` if a task is known to be lost, or to have failed.
+        """Raises `PeerLostError` if a task is known to be lost, to have failed or to have ended.
 
         Args:
             name: The point in the program, for the message.
         """
         with self._state:
             self._raise_if_lost(name)
+            if set(self._left) - {self.cluster.task}:
+                raise self._peer_error(name)
 
     def announce(self, topic: str, value: Any) -> None:
         """Tells every task something that they may want to know; waits for nobody."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfdist import collectives
 from tfdist.cluster import current
@@ -104,8 +105,11 @@ class _Workers:
     def __init__(self, group: Group, options: CommunicationOptions):
         self._group = group
         self._options = options
-        self._why_not = "" if options.transport != "tensorflow" else "transport is 'tensorflow'"
+        self._why_not = ""
+        if options.transport == "tensorflow":
+            self._take_ring("transport='tensorflow' asks for it")
         self._reducers: dict[Any, collectives.AllReduce] = {}
+        self._debts: dict[tuple[int, int], Any] = {}
         self._uses: weakref.WeakKeyDictionary[Any, Counter[Any]] = weakref.WeakKeyDictionary()
 
     def begin(self) -> None:
@@ -166,47 +170,83 @@ class _Workers:
         what = "sharing memory for gradients"
         patience = rendezvous.patience_from(os.environ)
         first = not self._reducers
-        reducer, self._why_not = collectives.connect(
+        reducer, why_not = collectives.connect(
             group.tasks.index(group.cluster.task),
             [str(task) for task in group.tasks],
             lambda value: group.all_gather(what, value, patience),
             buckets,
             check=lambda: group.raise_if_lost("the sum of gradients"),
             timeout_seconds=self._options.timeout_seconds,
-            compression=self._options.compression,
         )
         if reducer is None and self._options.transport == "shared_memory":
             raise UnsupportedError(
                 "workers that can share memory, as transport='shared_memory' asks for",
-                self._why_not,
+                why_not,
                 "leave the transport at 'auto', which takes TensorFlow's ring then",
             )
         if reducer is None:
-            log.info("gradients travel through TensorFlow's ring: %s", self._why_not)
+            self._take_ring(why_not)
         elif first:
             log.info(
                 "gradients travel through memory that the workers share%s",
-                f", as {self._options.compression}" if self._options.compression else "",
+                ", as they are: no wire to compress them for" if self._options.compression else "",
             )
         return reducer
 
+    def _take_ring(self, reason: str) -> None:
+        self._why_not = reason
+        wire = f", as {self._options.compression}" if self._options.compression else ""
+        log.info("gradients travel through TensorFlow's ring%s: %s", wire, reason)
+
     def _through_tensorflow(self, packs: list[list[Any]]) -> list[Any]:
-        wire = self._options.compression
+        size = self._options.bucket_bytes or _PIECE_BYTES
         found: list[Any] = []
-        for pack in packs:
+        for key, pack in enumerate(packs):
             flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in pack], axis=0)
-            pieces = _pieces(flat, self._options.bucket_bytes or _PIECE_BYTES)
-            if wire is not None and flat.dtype == tf.float32:
-                pieces = [tf.cast(piece, wire) for piece in pieces]
-            sums = [tf.cast(_all_reduce([piece])[0], flat.dtype) for piece in pieces]
-            joined, at = tf.concat(sums, axis=0), 0
+            narrow, widen = self._narrow(flat, key)
+            joined = widen(tf.concat([_all_reduce([p])[0] for p in _pieces(narrow, size)], axis=0))
+            at = 0
             for tensor in pack:
                 found.append(tf.reshape(joined[at : at + tf.size(tensor)], tf.shape(tensor)))
                 at += tf.size(tensor)
         return _named([tensor for pack in packs for tensor in pack], found)
 
+    def _narrow(self, flat: Any, key: int) -> tuple[Any, Callable[[Any], Any]]:
+        """Returns `flat` as it goes over the wire, and what makes a sum of such wide again.
+
+        What rounding takes away is kept and added to the next step's, so that it is late, not lost
+        (error feedback; Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014).
+        """
+        wire = self._options.compression
+        if wire is None or flat.dtype != tf.float32:
+            return flat, lambda value: value
+        if flat.shape[0] is None:
+            return tf.cast(flat, wire), lambda value: tf.cast(value, flat.dtype)
+        owed = self._owed(key, int(flat.shape[0]))
+        whole = flat + owed
+        # A gradient that is not finite must be seen now, and not be carried on for ever.
+        narrow = tf.cast(_within(whole, wire, self._group.size), wire)
+        error = whole - tf.cast(narrow, flat.dtype)
+        owed.assign(tf.where(tf.math.is_finite(error), error, 0.0))
+        return narrow, lambda value: tf.cast(value, flat.dtype)
+
+    def _owed(self, key: int, size: int) -> Any:
+        if (key, size) not in self._debts:
+            with tf.init_scope():
+                # Not `tf.Variable`: a strategy would make one for all workers of it.
+                self._debts[key, size] = ResourceVariable(tf.zeros([size]), trainable=False)
+        return self._debts[key, size]
+
 
 _NAMES = frozenset(("float32", "float64", "int32", "int64", "float16", "bfloat16"))
+
+
+def _within(values: Any, wire: str, terms: int) -> Any:
+    """Returns `values` so far cut that the sum of `terms` such fits `wire`; not finite stays so."""
+    if wire != "float16":
+        return values
+    most = tf.float16.max / terms
+    return tf.where(tf.math.is_finite(values), tf.clip_by_value(values, -most, most), values)
 
 
 def _in_graph(reducer: collectives.AllReduce, packs: list[list[Any]]) -> list[Any]:

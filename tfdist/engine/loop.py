@@ -188,9 +188,7 @@ def _fit(
             done = begin + counted.count
             calls.on_train_batch_end(done - 1, logs)
             if agree_every_step:
-                model.stop_training = peers.any(
-                    f"the end of step {done} of epoch {epoch + 1}", model.stop_training
-                )
+                model.stop_training = peers.any_in_step(model.stop_training)
             if model.stop_training and (agree_every_step or peers.group is None):
                 break
         batches.close()
@@ -273,7 +271,7 @@ def _evaluate(model: Any, feed: Feed, peers: Peers, calls: Any, what: str) -> di
         calls.on_test_batch_begin(begin)
         logs = model.test_function(counted)
         calls.on_test_batch_end(begin + counted.count - 1, logs)
-        if _stops(peers, agree, model.stop_evaluating, begin):
+        if _stops(peers, agree, model.stop_evaluating):
             break
     batches.close()
     results = _results(model, model.test_function, logs, peers, what)
@@ -324,7 +322,7 @@ def _predict(model: Any, feed: Feed, peers: Peers, calls: Any) -> Any:
         calls.on_predict_batch_begin(begin)
         results.append(model.predict_function([batch.data for batch in counted]))
         calls.on_predict_batch_end(begin + len(counted) - 1, {"outputs": results[-1]})
-        if _stops(peers, agree, model.stop_predicting, begin):
+        if _stops(peers, agree, model.stop_predicting):
             break
     batches.close()
     calls.on_predict_end()
@@ -362,8 +360,8 @@ def predict_on_batch(model: Any, x: Any) -> Any:
         return tree.map_structure(keras_trainer.convert_to_np_if_not_ragged, outputs)
 
 
-def _stops(peers: Peers, agree: bool, flag: bool, step: int) -> bool:
-    return peers.any(f"step {step}", flag) if agree else flag and peers.group is None
+def _stops(peers: Peers, agree: bool, flag: bool) -> bool:
+    return peers.any_in_step(flag) if agree else flag and peers.group is None
 
 
 class _Counted:

@@ -23,6 +23,7 @@ import tensorflow as tf
 from keras import tree
 from keras.src import backend as keras_backend
 
+from tfdist.engine import allreduce
 from tfdist.engine import current_step
 
 log = logging.getLogger("absl")
@@ -155,9 +156,10 @@ def _sums(strategy: Any, variables: list[Any]) -> list[Any]:
             wide = tf.float32
 
         def local(group: list[Any] = group, wide: Any = wide) -> Any:
-            return tf.concat([tf.reshape(tf.cast(v.value, wide), [-1]) for v in group], axis=0)
+            flat = [tf.reshape(tf.cast(v.value, wide), [-1]) for v in group]
+            return allreduce.total([tf.concat(flat, axis=0)])[0]
 
-        flat = strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(local), axis=None)
+        flat = strategy.experimental_local_results(strategy.run(local))[0]
         parts = tf.split(flat, [int(tf.TensorShape(v.shape).num_elements()) for v in group])
         for variable, part in zip(group, parts, strict=True):
             if variable.aggregation != "sum":

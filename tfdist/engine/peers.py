@@ -14,6 +14,7 @@ import itertools
 import logging
 import os
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ import tensorflow as tf
 from tfdist.cluster import current
 from tfdist.cluster import rendezvous
 from tfdist.cluster.group import Group
+from tfdist.engine import allreduce
+from tfdist.engine import exchange
 from tfdist.errors import DisagreementError
 from tfdist.errors import UnsupportedError
 
@@ -51,9 +54,26 @@ class Peers:
     def is_chief(self) -> bool:
         return self.group is None or self.group.cluster.is_chief
 
-    def together(self) -> Any:
-        """Context of work that cannot outlive another worker (see `Group.together`)."""
-        return self.group.together(self.name) if self.group else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Marks work that cannot outlive another worker (see `Group.together`)."""
+        if self.group is None:
+            yield
+            return
+        with self.group.together(self.name):
+            try:
+                yield
+            except BaseException:
+                exchange.interrupt()
+                raise
+
+    def start_afresh(self) -> None:
+        """Forgets what a step that was broken off on any worker has left under way."""
+        if self.group is not None and self.any(
+            "whether a step was broken off", exchange.interrupted()
+        ):
+            exchange.begin()
+            allreduce.begin(self.strategy)
 
     def same(self, what: str, facts: Mapping[str, Any], fixes: Mapping[str, str]) -> None:
         """Refuses to go on if any of `facts` is not the same on every worker.
@@ -104,6 +124,12 @@ class Peers:
     def any(self, what: str, flag: bool) -> bool:
         """Returns whether `flag` is set on any worker."""
         return flag if self.group is None else any(self._gather(what, bool(flag)))
+
+    def any_in_step(self, flag: bool) -> bool:
+        """Returns whether `flag` is set on any worker; for every step, so as fast as may be."""
+        if self.group is None:
+            return flag
+        return any(stop for [stop] in exchange.exchange("the end of a step", 1).gather([int(flag)]))
 
     def mean(self, what: str, logs: Mapping[str, Any], weight: float) -> dict[str, Any]:
         """Returns the mean over workers of numbers in `logs`; what is no number is the chief's.

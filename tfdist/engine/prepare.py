@@ -6,7 +6,6 @@ from typing import Any
 
 from keras import tree
 
-from tfdist.engine import allreduce
 from tfdist.engine import build
 from tfdist.engine import metrics
 from tfdist.engine import scope
@@ -31,7 +30,7 @@ def prepare(
 ) -> None:
     """Makes sure that the workers are about to do the same, then builds what is not built yet."""
     scope.adopt(model, model.distribute_strategy)
-    allreduce.begin(model.distribute_strategy)
+    peers.start_afresh()
     # Making a variable is a collective: what is made must be the same before it is begun.
     peers.same(
         "its arguments",

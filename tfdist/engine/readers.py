@@ -9,7 +9,6 @@ there are is known to all, or asked over the group.
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 from typing import Protocol
 
@@ -18,7 +17,7 @@ from keras import tree
 from tensorflow.python.distribute import input_lib
 
 from tfdist.cluster import current
-from tfdist.cluster import rendezvous
+from tfdist.engine.exchange import exchange
 from tfdist.engine.replicas import is_several_workers
 from tfdist.engine.replicas import none_if_optional
 from tfdist.engine.replicas import quiet
@@ -215,14 +214,15 @@ class _Shares:
         self._strategy = strategy
         self._replicas = strategy.num_replicas_in_sync
         self._group = current.group() if is_several_workers(strategy) else None
-        self._patience = rendezvous.patience_from(os.environ)
         self.local_replicas = len(strategy.extended.worker_devices)
         self.even = self._tensors([1.0 / self._replicas] * self.local_replicas)
 
     def gather(self, value: Any) -> list[Any]:
         if self._group is None:
             return [value]
-        return self._group.all_gather("reading the next batch", value, self._patience)
+        ended, rows = value
+        said = exchange("reading the next batch", 1 + len(rows)).gather([int(ended), *rows])
+        return [[bool(first), list(rest)] for first, *rest in said]
 
     def of(self, rows: list[int], everyone: list[list[int]]) -> Any:
         """Returns the shares, given the rows of each local replica here and on every worker."""

@@ -123,9 +123,9 @@ def _import_engine() -> None:
     installed = importlib.util.find_spec("tfdist") is not None
     sys.path.insert(0, root)
     try:
-        from tfdist import pages
+        from tfdist import tuning
 
-        pages.keep()  # Before TensorFlow, which scripts tend to import first.
+        tuning.tune()  # Before TensorFlow, which scripts tend to import first.
         if os.environ.get("TFDIST_ENGINE") != "0":
             from tfdist.engine import hooks
 
