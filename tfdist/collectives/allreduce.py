@@ -13,7 +13,6 @@ import numpy as np
 
 from tfdist.collectives.halves import Array
 from tfdist.collectives.layout import ALIGNMENT
-from tfdist.collectives.layout import COMPRESSIONS
 from tfdist.collectives.layout import ITEM_BYTES
 from tfdist.collectives.layout import SLOTS
 from tfdist.collectives.layout import Bucket
@@ -39,7 +38,6 @@ def connect(
     *,
     check: Callable[[], None] = lambda: None,
     timeout_seconds: float | None = None,
-    compression: str | None = None,
 ) -> tuple[AllReduce | None, str]:
     """Prepares the all-reduce of `buckets`; every rank calls it at the same point.
 
@@ -52,8 +50,6 @@ def connect(
         buckets: What will be summed in one step, in the order of their keys 0, 1, ...
         check: Called while waiting for a peer, every 0.05 s; raises if waiting makes no sense.
         timeout_seconds: Longest wait for a peer; None waits as long as `check` does not raise.
-        compression: "bfloat16" or "float16": float32 elements of buckets above 64 KB go to other
-            ranks in this type. What rounding loses is added to the next step's.
 
     Returns:
         The all-reduce and "", or None and the reason why these ranks cannot share memory. All
@@ -66,9 +62,7 @@ def connect(
     for name in [bucket.dtype for bucket in buckets]:
         if name not in ITEM_BYTES:
             raise ConfigError(f"gradients of a type in {sorted(ITEM_BYTES)}", name)
-    if compression not in COMPRESSIONS:
-        raise ConfigError(f"compression to be one of {COMPRESSIONS}", repr(compression))
-    layout = lay_out(buckets, len(names), compression)
+    layout = lay_out(buckets, len(names))
     memory, reason = share(rank, layout, all_gather)
     if memory is None:
         return None, reason
@@ -178,8 +172,6 @@ class AllReduce:
         self._stop()
         self._all_gather("reset")  # From here on no rank looks at the counters.
         self._signals.clear()
-        for work in self._works:
-            work.forget()
         self._filled = self._drained = 0
         self._tickets.clear()
         self._all_gather("start")

@@ -29,7 +29,6 @@ SMALL_BYTES = 64 << 10
 COUNTER_BYTES = 512
 
 ITEM_BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}
-COMPRESSIONS = (None, "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +72,6 @@ class BucketLayout:
 
     Attributes:
         bucket: What is summed.
-        wire: Name of the type in the slots; another one than the bucket's if compressed.
         starts: Place of each array in the bucket, in elements, aligned.
         length: Elements of the bucket, the gaps between arrays included.
         small: Whether every rank sums everything for itself.
@@ -84,7 +82,6 @@ class BucketLayout:
     """
 
     bucket: Bucket
-    wire: str
     starts: tuple[int, ...]
     length: int
     small: bool
@@ -156,16 +153,10 @@ class Layout:
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
 
-def lay_out(buckets: Sequence[Bucket], ranks: int, compression: str | None = None) -> Layout:
-    """Returns the layout for `buckets` among `ranks`.
-
-    Args:
-        buckets: What is summed.
-        ranks: Number of ranks.
-        compression: Type in which float32 elements of large buckets go to other ranks.
-    """
+def lay_out(buckets: Sequence[Bucket], ranks: int) -> Layout:
+    """Returns the layout for `buckets` among `ranks`."""
     slots = _up(PAGE + ranks * COUNTER_BYTES, PAGE)
-    plans = [_share_out(bucket, ranks, compression) for bucket in buckets]
+    plans = [_share_out(bucket, ranks) for bucket in buckets]
     slot_bytes = max((_slot_bytes(plan, ranks) for plan in plans), default=0)
     slot_bytes = _up(slot_bytes, PAGE)
     offset = slots + ranks * SLOTS * slot_bytes
@@ -179,7 +170,7 @@ def lay_out(buckets: Sequence[Bucket], ranks: int, compression: str | None = Non
     return Layout(ranks, tuple(placed), slots, slot_bytes, offset)
 
 
-def _share_out(bucket: Bucket, ranks: int, compression: str | None) -> BucketLayout:
+def _share_out(bucket: Bucket, ranks: int) -> BucketLayout:
     item = ITEM_BYTES[bucket.dtype]
     unit = ALIGNMENT // item
     starts, length = [], 0
@@ -191,14 +182,11 @@ def _share_out(bucket: Bucket, ranks: int, compression: str | None) -> BucketLay
     block = max(unit, CHUNK_BYTES // ranks // item // unit * unit)
     longest = max(stop - start for start, stop in zip(cuts, cuts[1:], strict=False))
     chunks = 1 if small else -(-longest // block)
-    wire = compression if compression and bucket.dtype == "float32" and not small else bucket.dtype
-    return BucketLayout(
-        bucket, wire, tuple(starts), length, small, cuts, min(block, longest), chunks, ()
-    )
+    return BucketLayout(bucket, tuple(starts), length, small, cuts, min(block, longest), chunks, ())
 
 
 def _slot_bytes(plan: BucketLayout, ranks: int) -> int:
-    # In the type of the bucket, not of the wire: a slot may have to hold results, see `allreduce`.
+    # A block for every rank, this one included: it may have to hold sums, see `allreduce`.
     return plan.nbytes if plan.small else ranks * plan.block * ITEM_BYTES[plan.bucket.dtype]
 
 

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfdist.collectives.halves import GRAIN
 from tfdist.collectives.halves import Array
 from tfdist.collectives.halves import Half
 from tfdist.collectives.halves import storage
-from tfdist.collectives.layout import ITEM_BYTES
 from tfdist.collectives.layout import SLOTS
 from tfdist.collectives.layout import BucketLayout
 from tfdist.collectives.layout import Layout
@@ -44,14 +42,7 @@ class Summation:
         self._memory = memory
         self._layout = layout
         self._rank = rank
-        self._wire = storage(plan.wire)
-        halves = ITEM_BYTES[plan.wire] == 2
-        self._half = Half(plan.wire) if halves else None
-        self._residual = (
-            np.zeros(plan.length, np.float32) if plan.wire != plan.bucket.dtype else None
-        )
-        self._total = np.empty(GRAIN if halves else 0, np.float32)
-        self._term = np.empty(GRAIN if halves else 0, np.float32)
+        self._half = Half(plan.bucket.dtype) if self.type.itemsize == 2 else None
         self._fills = [
             [self._plan_fill(chunk, entry) for chunk in range(plan.chunks)]
             for entry in range(SLOTS)
@@ -67,12 +58,7 @@ class Summation:
     def fill(self, chunk: int, entry: int, vectors: Sequence[Array]) -> None:
         """Writes into this rank's slot `entry` what others need of `chunk`."""
         for piece, slot in self._fills[entry][chunk]:
-            values = vectors[piece.array][piece.start : piece.stop]
-            if self._residual is None or self._half is None:
-                np.copyto(slot, values)
-            else:
-                residual = self._residual[piece.at : piece.at + values.size]
-                self._half.send(values, residual, slot)
+            np.copyto(slot, vectors[piece.array][piece.start : piece.stop])
 
     def sum(self, chunk: int, entry: int, vectors: Sequence[Array], out: Array, at: int) -> None:
         """Sums this rank's part of `chunk`.
@@ -94,54 +80,34 @@ class Summation:
                 for term in terms[2:]:
                     np.add(target, term, out=target)
             else:
-                self._sum_halves(self._half, terms, target)
+                self._half.sum(terms, target)
 
     def part_in_slot(self, owner: int, chunk: int, entry: int) -> tuple[Array, int]:
         """Returns the room for `owner`'s sums in its own slot, and their place in the bucket."""
         start, stop = self.plan.part(chunk, owner)
-        return self._slot(owner, entry, owner, 0, stop - start, self.type), start
+        return self._slot(owner, entry, owner, 0, stop - start), start
 
     def result(self, region: int) -> Array:
         """Returns a new view of a result region. Everything cut from it refers to it in `base`."""
-        return self._view(self.plan.results[region], self.plan.length, self.type)
-
-    def forget(self) -> None:
-        """Drops what is owed to the other ranks."""
-        if self._residual is not None:
-            self._residual.fill(0.0)
-
-    def _sum_halves(self, half: Half, terms: Sequence[Array], target: Array) -> None:
-        total, term = self._total[: target.size], self._term[: target.size]
-        for index, values in enumerate(terms):
-            into = term if index else total
-            if values.dtype == np.float32:
-                np.copyto(into, values)
-            else:
-                half.widen(values, into)
-            if index:
-                np.add(total, term, out=total)
-        if target.dtype == np.float32:
-            np.copyto(target, total)
-        else:
-            half.narrow(total, target)
+        return self._view(self.plan.results[region], self.plan.length)
 
     def _plan_fill(self, chunk: int, entry: int) -> list[_Fill]:
         fills: list[_Fill] = []
         for owner in range(self._layout.ranks):
             if self.plan.small or owner != self._rank:
-                start, _ = self._part(chunk, owner)
+                start, stop = self._part(chunk, owner)
                 fills += [
                     (piece, self._source(self._rank, entry, owner, piece, start))
-                    for piece in self._pieces(chunk, owner)
+                    for piece in self.plan.pieces(start, stop)
                 ]
             if self.plan.small:
                 break
         return fills
 
     def _plan_sum(self, chunk: int, entry: int) -> list[_Sum]:
-        start, _ = self._part(chunk, self._rank)
+        start, stop = self._part(chunk, self._rank)
         sums: list[_Sum] = []
-        for piece in self._pieces(chunk, self._rank):
+        for piece in self.plan.pieces(start, stop):
             sources = [
                 None if rank == self._rank else self._source(rank, entry, self._rank, piece, start)
                 for rank in range(self._layout.ranks)
@@ -152,32 +118,14 @@ class Summation:
     def _part(self, chunk: int, owner: int) -> tuple[int, int]:
         return (0, self.plan.length) if self.plan.small else self.plan.part(chunk, owner)
 
-    def _pieces(self, chunk: int, owner: int) -> list[Piece]:
-        pieces = self.plan.pieces(*self._part(chunk, owner))
-        if self._half is None:
-            return pieces
-        return [
-            Piece(
-                piece.array,
-                start,
-                min(start + GRAIN, piece.stop),
-                piece.at + start - piece.start,
-            )
-            for piece in pieces
-            for start in range(piece.start, piece.stop, GRAIN)
-        ]
-
     def _source(self, rank: int, entry: int, owner: int, piece: Piece, start: int) -> Array:
-        size = piece.stop - piece.start
-        return self._slot(rank, entry, owner, piece.at - start, size, self._wire)
+        return self._slot(rank, entry, owner, piece.at - start, piece.stop - piece.start)
 
-    def _slot(
-        self, rank: int, entry: int, owner: int, at: int, size: int, dtype: np.dtype[np.generic]
-    ) -> Array:
+    def _slot(self, rank: int, entry: int, owner: int, at: int, size: int) -> Array:
         """Returns a part of what `rank` has written in its slot for `owner`."""
         first = 0 if self.plan.small else owner * self.plan.block
-        offset = first * self.type.itemsize + at * dtype.itemsize
-        return self._view(self._layout.slot(rank, entry) + offset, size, dtype)
+        offset = (first + at) * self.type.itemsize
+        return self._view(self._layout.slot(rank, entry) + offset, size)
 
-    def _view(self, offset: int, size: int, dtype: np.dtype[np.generic]) -> Array:
-        return np.ndarray((size,), dtype, buffer=self._memory, offset=offset)
+    def _view(self, offset: int, size: int) -> Array:
+        return np.ndarray((size,), self.type, buffer=self._memory, offset=offset)

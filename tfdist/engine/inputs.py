@@ -25,6 +25,7 @@ from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters import generator_data_adapter
 
 from tfdist.engine import seeds
+from tfdist.engine import sparse_rows
 from tfdist.engine.readers import reader_for
 from tfdist.engine.replicas import is_several_workers
 
@@ -83,9 +84,9 @@ class Feed:
             dataset = _shuffled_arrays(self._adapter)
         self._dataset = dataset
         if isinstance(dataset, tf.data.Dataset):
-            dataset, self.policy = _sharded(dataset, several)
+            dataset, self.policy = _sharded(sparse_rows.split_dataset(dataset), several)
             dataset = strategy.experimental_distribute_dataset(dataset)
-        self.spec = tree.map_structure(_first_replica, dataset.element_spec)
+        self.spec = sparse_rows.join(tree.map_structure(_first_replica, dataset.element_spec))
         ends = self.cardinality if self.policy == "example" else None
         self._reader = reader_for(strategy, dataset, ends, ours=self.policy != "given")
         self._open = False

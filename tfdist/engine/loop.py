@@ -320,7 +320,8 @@ def _predict(model: Any, feed: Feed, peers: Peers, calls: Any) -> Any:
     for begin, execution in executions(batches, model.steps_per_execution):
         counted = list(execution)
         calls.on_predict_batch_begin(begin)
-        results.append(model.predict_function([batch.data for batch in counted]))
+        data = [batch.unpacked(model.distribute_strategy) for batch in counted]
+        results.append(model.predict_function(data))
         calls.on_predict_batch_end(begin + len(counted) - 1, {"outputs": results[-1]})
         if _stops(peers, agree, model.stop_predicting):
             break

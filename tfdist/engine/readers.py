@@ -15,12 +15,15 @@ from typing import Protocol
 import tensorflow as tf
 from keras import tree
 from tensorflow.python.distribute import input_lib
+from tensorflow.python.distribute.values import PerReplica
 
 from tfdist.cluster import current
 from tfdist.engine.exchange import exchange
 from tfdist.engine.replicas import is_several_workers
 from tfdist.engine.replicas import none_if_optional
 from tfdist.engine.replicas import quiet
+from tfdist.engine.sparse_rows import is_split
+from tfdist.engine.sparse_rows import join
 from tfdist.errors import ConfigError
 
 
@@ -41,11 +44,28 @@ class Batch:
     is_fixed: bool
     packing: Packing | None = None
 
+    def unpacked(self, strategy: Any) -> Any:
+        """Returns the data as the model takes it, with values for each local replica.
+
+        Args:
+            strategy: The strategy of the model.
+        """
+        if self.packing is None:
+            return self.data
+        local = [strategy.experimental_local_results(leaf) for leaf in self.data]
+        parts = [self.packing.pack(list(flat)) for flat in zip(*local, strict=True)]
+        if len(parts) == 1:
+            return parts[0]
+        return tree.map_structure(
+            lambda *leaves: None if leaves[0] is None else PerReplica(leaves), *parts
+        )
+
 
 class Packing:
     """The structure of a batch with ragged or sparse tensors, which travel as their components.
 
-    TensorFlow hands values to several local replicas only if they are dense tensors.
+    TensorFlow hands values to several local replicas only if they are dense tensors, and some
+    tensors come from `tf.data` by rows (see `tfdist.engine.sparse_rows`).
 
     Args:
         batch: A batch.
@@ -62,7 +82,7 @@ class Packing:
 
     def pack(self, flat: list[Any]) -> Any:
         """Returns the batch that is made of dense tensors."""
-        return tf.nest.pack_sequence_as(self._spec, flat, expand_composites=True)
+        return join(tf.nest.pack_sequence_as(self._spec, flat, expand_composites=True))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Packing) and self._text == other._text
@@ -141,10 +161,9 @@ class LocalReader:
             self._left -= 1
         parts = [self._no_examples() if part is None else part for part in parts]
         is_fixed = self._is_fixed and all(rows)
-        if self._replicas > 1 and any(map(_is_composite, tree.flatten(parts[0]))):
-            packing = Packing(parts[0])
-            flat = [packing.flatten(part) for part in parts]
-            return Batch(self._shares.per_replica(flat), share, is_fixed, packing)
+        composite = any(map(_is_composite, tree.flatten(parts[0])))
+        if is_split(parts[0]) or self._replicas > 1 and composite:
+            return self._shares.packed(parts, share, is_fixed)
         return Batch(self._shares.per_replica(parts), share, is_fixed)
 
     def _read(self) -> list[Any]:
@@ -200,7 +219,10 @@ class DistributedReader:
         rows = [_rows(part) for part in parts]
         everyone = self._shares.gather([False, rows])
         share = self._shares.of(rows, [rows for _, rows in everyone])
-        return Batch(data, share, self._is_fixed and all(rows))
+        is_fixed = self._is_fixed and all(rows)
+        if is_split(data):
+            return self._shares.packed(parts, share, is_fixed)
+        return Batch(data, share, is_fixed)
 
     def _local(self, leaf: Any) -> tuple[Any, ...]:
         values: tuple[Any, ...] = self._strategy.experimental_local_results(leaf)
@@ -238,6 +260,12 @@ class _Shares:
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group % self.local_replicas]
         )
+
+    def packed(self, parts: list[Any], share: Any, is_fixed: bool) -> Batch:
+        """Returns the batch of `parts`, one a replica, as their components."""
+        packing = Packing(parts[0])
+        flat = [packing.flatten(part) for part in parts]
+        return Batch(self.per_replica(flat), share, is_fixed, packing)
 
     def _tensors(self, shares: list[float]) -> Any:
         return self.per_replica([tf.constant(share, tf.float32) for share in shares])
@@ -289,7 +317,7 @@ def _open_spec(leaf: Any) -> Any:
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
     if isinstance(spec, tf.SparseTensorSpec):
         return tf.SparseTensorSpec(tf.TensorShape([None, *spec.shape[1:]]), spec.dtype)
-    return spec
+    return tf.TensorSpec(None, spec.dtype) if isinstance(spec, tf.TensorSpec) else spec
 
 
 def _has_fixed_size(spec: Any) -> bool:

@@ -107,7 +107,8 @@ class StepFunction:
         self, data: Any, share: Any, packing: Packing | None, is_fixed: bool, knows_metrics: bool
     ) -> Any:
         def on_replica(part: Any, share: Any) -> Any:
-            part = part if packing is None else packing.pack(part)
+            if packing is not None:
+                part = packing.pack(part if is_fixed else _open_batch(part))
             known = None if share is None else ReplicaStep(share, self._model.name)
             with tracing(known), _keep_if_empty(self._model, part, share):
                 outputs = self._step(part if is_fixed else _open_batch(part))
