@@ -108,8 +108,9 @@ def _steps(orders: Orders, clock: Clock) -> int:
     """Returns the steps to measure, the same on all workers: the first worker says."""
     file = pathlib.Path(orders.directory, "steps")
     if orders.rank == 0:
-        times = [end[1] for end in clock.ends]
-        step = (times[-1] - times[0]) / (clock.ends[-1][0] - clock.ends[0][0])
+        # The second half: the first holds what is compiled late.
+        first, last = clock.ends[len(clock.ends) // 2 - 1], clock.ends[-1]
+        step = (last[1] - first[1]) / (last[0] - first[0])
         groups = max(PARTS + 2, round(orders.seconds / step / orders.group))
         part = file.with_suffix(".part")
         part.write_text(str(groups * orders.group))

@@ -8,6 +8,7 @@ and only the first replica goes on with the sum.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -60,8 +61,11 @@ class Accumulation:
 
     def _run(self, function: Any, optimizer: Any) -> None:
         accumulators = [a for a in optimizer._accumulated_gradients if a is not None]
-        # Not as arguments: the strategy would hand over what they hold.
-        tf.function(lambda: self._strategy.run(lambda: function(accumulators)))()
+        def on_replicas() -> Any:
+            # Not as arguments: the strategy would hand over what they hold.
+            return self._strategy.run(functools.partial(function, accumulators))
+
+        tf.function(on_replicas, autograph=False)()
 
 
 def _leave_to_first(accumulators: list[keras.Variable]) -> None:
