@@ -61,6 +61,7 @@ class Accumulation:
 
     def _run(self, function: Any, optimizer: Any) -> None:
         accumulators = [a for a in optimizer._accumulated_gradients if a is not None]
+
         def on_replicas() -> Any:
             # Not as arguments: the strategy would hand over what they hold.
             return self._strategy.run(functools.partial(function, accumulators))

@@ -79,6 +79,26 @@ def _all_reduce(tensors: list[Any]) -> list[Any]:
     return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
 
 
+_latest: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def in_order(make: Callable[[], Any]) -> Any:
+    """Returns what `make` adds to the graph, to be run after what was added here before.
+
+    Whoever waits for other workers keeps a thread of TensorFlow: two workers that wait for each
+    other in different places would wait for ever. TensorFlow itself keeps the order of calls to
+    Python, but not of one in a condition and one behind it.
+    """
+    if tf.executing_eagerly():
+        return make()
+    graph = tf.compat.v1.get_default_graph()
+    before = _latest.get(graph)
+    with tf.control_dependencies([graph.get_operation_by_name(before)] if before else []):
+        made = make()
+    _latest[graph] = tf.nest.flatten(made)[-1].op.name  # Its name, since it would keep the graph.
+    return made
+
+
 _carriers: weakref.WeakKeyDictionary[Any, _Workers] = weakref.WeakKeyDictionary()
 
 
@@ -137,7 +157,7 @@ class _Workers:
                 for value in reducer.reduce(key, [tensor.numpy() for tensor in pack])
             ]
         else:
-            found = _in_graph(reducer, packs)
+            found = in_order(lambda: _in_graph(reducer, packs))
         sums = dict(zip(order, found, strict=True))
         return [sums[index] for index in range(len(tensors))]
 
@@ -154,7 +174,7 @@ class _Workers:
         # Two sums of one step must not take each other's place.
         use = 0
         if not tf.executing_eagerly():
-            counter = self._uses.setdefault(tensor.graph, Counter())
+            counter = self._uses.setdefault(_root(tensor.graph), Counter())
             use = counter[buckets]
             counter[buckets] += 1
         if (buckets, use) not in self._reducers:
@@ -305,6 +325,13 @@ def _packs(tensors: list[Any], size: int) -> list[list[Any]]:
         packs[-1].append(tensor)
         filled += nbytes
     return packs
+
+
+def _root(graph: Any) -> Any:
+    """Returns the graph of the function that a branch or a loop of it belongs to."""
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
+    return graph
 
 
 def _bytes(tensor: Any) -> int:

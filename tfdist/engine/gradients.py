@@ -85,7 +85,7 @@ def apply_scaled(original: Callable[..., Any]) -> Callable[..., Any]:
                 self._stateful_handle_finite_grads(list(gradients), trainable_variables)
 
         def meet(strategy: Any, finite: Any, *gradients: Any) -> None:
-            tf.cond(
+            _choose(
                 strategy.experimental_local_results(finite)[0],
                 _on_replicas(strategy, use, gradients),
                 _on_replicas(strategy, self._stateful_handle_non_finite_grads, ()),
@@ -127,7 +127,7 @@ def _accumulate_or_update(
             optimizer.assign_add(accumulator, gradient)
 
     def meet(strategy: Any, *gradients: Any) -> None:
-        tf.cond(
+        _choose(
             tf.equal((optimizer._iterations.value + 1) % steps, 0),
             _on_replicas(strategy, update, gradients),
             _on_replicas(strategy, accumulate, gradients),
@@ -149,7 +149,7 @@ def _overwrite_with_average(optimizer: Any) -> None:
                 optimizer.assign(variable, average.value)
 
     def meet(strategy: Any) -> None:
-        tf.cond(
+        _choose(
             tf.equal((tf.convert_to_tensor(optimizer.iterations) + 1) % every, 0),
             _on_replicas(strategy, overwrite, ()),
             lambda: tf.constant(True),
@@ -160,6 +160,10 @@ def _overwrite_with_average(optimizer: Any) -> None:
 
 def _meet(function: Callable[..., Any], *values: Any) -> None:
     tf.distribute.get_replica_context().merge_call(function, args=values)
+
+
+def _choose(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
+    allreduce.in_order(lambda: tf.cond(condition, then, otherwise))
 
 
 def _on_replicas(
