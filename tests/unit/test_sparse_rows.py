@@ -7,6 +7,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from tensorflow.python.data.experimental.ops import distribute  # noqa: E402
+from tensorflow.python.distribute import input_lib  # noqa: E402
 
 from tfdist.engine import sparse_rows  # noqa: E402
 
@@ -120,3 +121,14 @@ def _parts(batch, count):
 
 def _nothing_of(spec):
     return tf.data.Dataset.from_generator(lambda: iter(()), output_signature=spec)
+
+
+def test_a_replica_without_a_part_gets_a_batch_of_no_rows():
+    specs = (
+        tf.SparseTensorSpec([None, 6], tf.string),
+        tf.RaggedTensorSpec([None, None, 3], tf.int32, 1),
+    )
+    dataset = sparse_rows.split_dataset(_nothing_of(specs))
+    sparse, ragged = sparse_rows.join(input_lib._dummy_tensor_fn(dataset.element_spec))
+    assert sparse.dense_shape.numpy().tolist() == [0, 6]
+    assert ragged.flat_values.shape == [0, 3]

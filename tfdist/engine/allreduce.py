@@ -31,7 +31,7 @@ from tfdist.strategies.communication import CommunicationOptions
 log = logging.getLogger("absl")
 
 #: Gradients of one update that are not larger than this travel in one go, without a thread.
-_AT_ONCE_BYTES = 256 << 10
+_AT_ONCE_BYTES = 8 << 20
 #: Sizes that move fastest: through shared memory, and through TensorFlow's ring.
 _BUCKET_BYTES, _PIECE_BYTES = 8 << 20, 4 << 20
 

@@ -26,14 +26,16 @@ class ReplicaStep:
     Attributes:
         share: Scalar tensor: the replica's examples over those of the global batch.
         model: Name of the model, for messages.
+        may_be_empty: Whether the replica may have no examples, so that its means may be NaN.
         is_divided: Whether the step has asked for the number of replicas, to divide by it.
         has_gradients_of_parts: Whether the gradients taken last are those of this replica's part.
         graph: Graph in which the step began; messages between replicas can only start there.
     """
 
-    def __init__(self, share: Any, model: str):
+    def __init__(self, share: Any, model: str, may_be_empty: bool = False):
         self.share = share
         self.model = model
+        self.may_be_empty = may_be_empty
         self.is_divided = False
         self.graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
         self._parts: list[tuple[Any, Any]] = []
@@ -87,6 +89,12 @@ class ReplicaStep:
         part = self.part(value)
         if part is not None:
             return self.whole(part)
+        return self.unless_empty(value)
+
+    def unless_empty(self, value: Any) -> Any:
+        """Returns `value`, or 0 without examples: 0 times NaN is NaN."""
+        if not self.may_be_empty:
+            return value
         return tf.where(self.share > 0, value, tf.zeros_like(value))
 
     def can_communicate(self) -> bool:

@@ -204,19 +204,18 @@ def _parts(gradients: Any, variables: Any) -> list[Any]:
     are_parts = step.has_gradients_of_parts
     if not are_parts:
         current_step.warn_of_own_loss(step.model, tf.distribute.get_strategy().num_replicas_in_sync)
-    return [_part(gradient, step.share, are_parts) for gradient in gradients]
+    return [_part(gradient, step, are_parts) for gradient in gradients]
 
 
-def _part(gradient: Any, share: Any, are_parts: bool) -> Any:
+def _part(gradient: Any, step: current_step.ReplicaStep, is_part: bool) -> Any:
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
-        values = _part(gradient.values, share, are_parts)
+        values = _part(gradient.values, step, is_part)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    if not are_parts:
-        gradient = gradient * tf.cast(share, gradient.dtype)
-    # Without examples a layer that takes a mean of its own has NaN, and 0 times NaN is NaN.
-    return tf.where(share > 0, gradient, tf.zeros_like(gradient))
+    if not is_part:
+        gradient = gradient * tf.cast(step.share, gradient.dtype)
+    return step.unless_empty(gradient)
 
 
 def _all_finite(gradients: list[Any]) -> Any:

@@ -149,7 +149,7 @@ def differentiated(original: Callable[..., Any]) -> Callable[..., Any]:
             current_step.warn_of_own_loss(step.model, _replicas())
         weights = [step.part_of(term) for term in terms]
         if {term.kind for term in terms} != {own_losses.PART}:
-            values = [tf.where(step.share > 0, term.value, 0) for term in terms]
+            values = [step.unless_empty(term.value) for term in terms]
             step.mark(target, tf.add_n([v * w for v, w in zip(values, weights, strict=True)]))
         return original(self, [term.value for term in terms], sources, weights, **kwargs)
 

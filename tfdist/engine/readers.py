@@ -36,12 +36,14 @@ class Batch:
         share: Examples of a replica over those of the global batch: a scalar tensor, or one for
             each local replica.
         is_fixed: Whether batches have the same number of examples at every step.
+        has_empty_parts: Whether a replica of this process may have no examples.
         packing: How to make a replica's batch of `data`, if that is not it already.
     """
 
     data: Any
     share: Any
     is_fixed: bool
+    has_empty_parts: bool = False
     packing: Packing | None = None
 
     def unpacked(self, strategy: Any) -> Any:
@@ -163,8 +165,8 @@ class LocalReader:
         is_fixed = self._is_fixed and all(rows)
         composite = any(map(_is_composite, tree.flatten(parts[0])))
         if is_split(parts[0]) or self._replicas > 1 and composite:
-            return self._shares.packed(parts, share, is_fixed)
-        return Batch(self._shares.per_replica(parts), share, is_fixed)
+            return self._shares.packed(parts, share, is_fixed, not all(rows))
+        return Batch(self._shares.per_replica(parts), share, is_fixed, not all(rows))
 
     def _read(self) -> list[Any]:
         try:
@@ -221,8 +223,8 @@ class DistributedReader:
         share = self._shares.of(rows, [rows for _, rows in everyone])
         is_fixed = self._is_fixed and all(rows)
         if is_split(data):
-            return self._shares.packed(parts, share, is_fixed)
-        return Batch(data, share, is_fixed)
+            return self._shares.packed(parts, share, is_fixed, not all(rows))
+        return Batch(data, share, is_fixed, not all(rows))
 
     def _local(self, leaf: Any) -> tuple[Any, ...]:
         values: tuple[Any, ...] = self._strategy.experimental_local_results(leaf)
@@ -261,11 +263,11 @@ class _Shares:
             lambda context: parts[context.replica_id_in_sync_group % self.local_replicas]
         )
 
-    def packed(self, parts: list[Any], share: Any, is_fixed: bool) -> Batch:
+    def packed(self, parts: list[Any], share: Any, is_fixed: bool, has_empty_parts: bool) -> Batch:
         """Returns the batch of `parts`, one a replica, as their components."""
         packing = Packing(parts[0])
         flat = [packing.flatten(part) for part in parts]
-        return Batch(self.per_replica(flat), share, is_fixed, packing)
+        return Batch(self.per_replica(flat), share, is_fixed, has_empty_parts, packing)
 
     def _tensors(self, shares: list[float]) -> Any:
         return self.per_replica([tf.constant(share, tf.float32) for share in shares])

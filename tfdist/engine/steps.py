@@ -8,12 +8,15 @@ Here a step gets its batch as an argument, so what runs is exactly what there is
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
+from typing import NamedTuple
 
 import keras
+import optree
 import tensorflow as tf
 from keras import tree
 
@@ -45,6 +48,22 @@ def make_function(model: Any, step: Callable[[Any], Any]) -> Callable[[Iterator[
     return StepFunction(model, step)
 
 
+class _Variant(NamedTuple):
+    """A kind of batches that needs a graph of its own.
+
+    Attributes:
+        packing: See `Batch`.
+        is_fixed: See `Batch`.
+        has_empty_parts: See `Batch`.
+        knows_metrics: See `StepFunction`.
+    """
+
+    packing: Packing | None
+    is_fixed: bool
+    has_empty_parts: bool
+    knows_metrics: bool
+
+
 class StepFunction:
     """What Keras calls `train_function` or `test_function`.
 
@@ -64,13 +83,8 @@ class StepFunction:
         self.knows_metrics = False
         self._weight: Any = 1.0
         self._compiled = compiled(model)
-        self._on_replicas: Any = self._run
-        if not model.run_eagerly:
-            self._on_replicas = quiet(
-                tf.function(
-                    tf.autograph.experimental.do_not_convert(self._run), reduce_retracing=True
-                )
-            )
+        self._functions: dict[_Variant, Any] = {}
+        self._graphs: dict[Any, Any] = {}
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Runs `steps_per_execution` steps, or as many as there are batches.
@@ -86,10 +100,11 @@ class StepFunction:
             # `train_on_batch` hands over what it was given, as large on every replica.
             if not isinstance(batch, Batch):
                 batch = Batch(tree.map_structure(none_if_optional, batch), None, is_fixed=True)
+            variant = _Variant(
+                batch.packing, batch.is_fixed, batch.has_empty_parts, self.knows_metrics
+            )
             try:
-                result = self._on_replicas(
-                    batch.data, batch.share, batch.packing, batch.is_fixed, self.knows_metrics
-                )
+                result = self._call(variant, batch.data, batch.share)
             except tf.errors.OpError as error:
                 allreduce.explain(error)
                 raise
@@ -103,18 +118,41 @@ class StepFunction:
         """Examples of this process over those of the global batch, in the last step."""
         return float(self._weight)
 
-    def _run(
-        self, data: Any, share: Any, packing: Packing | None, is_fixed: bool, knows_metrics: bool
-    ) -> Any:
+    def _call(self, variant: _Variant, data: Any, share: Any) -> Any:
+        if variant not in self._functions:
+            # One function with the kind as an argument would have to look at it in every step.
+            function: Any = functools.partial(self._run, variant)
+            if not self._model.run_eagerly:
+                function = quiet(tf.function(function, autograph=False, reduce_retracing=True))
+            self._functions[variant] = function
+        function = self._functions[variant]
+        flat = tf.nest.flatten((data, share), expand_composites=True)
+        tensors = [leaf for leaf in flat if isinstance(leaf, tf.Tensor)]
+        if self._model.run_eagerly or len(tensors) < len(flat):
+            return function(data, share)
+        # Finding the graph for its arguments takes TensorFlow about as long as a small layer. Where
+        # nothing but their values is new, it is the one of the last time.
+        kind = (variant, optree.tree_structure(data), *(t._shape_tuple() for t in tensors))
+        if kind not in self._graphs:
+            result = function(data, share)
+            self._graphs[kind] = function.get_concrete_function(data, share)
+            return result
+        graph = self._graphs[kind]
+        return graph._call_flat(tensors, graph.captured_inputs)
+
+    def _run(self, variant: _Variant, data: Any, share: Any) -> Any:
+        def whole_batch(part: Any) -> Any:
+            if variant.packing is not None:
+                part = variant.packing.pack(part if variant.is_fixed else _open_batch(part))
+            return part if variant.is_fixed else _open_batch(part)
+
         def on_replica(part: Any, share: Any) -> Any:
-            if packing is not None:
-                part = packing.pack(part if is_fixed else _open_batch(part))
-            known = None if share is None else ReplicaStep(share, self._model.name)
-            with tracing(known), _keep_if_empty(self._model, part, share):
-                outputs = self._step(part if is_fixed else _open_batch(part))
-                outputs = tree.map_structure(_read, outputs)
-                if known is None:
-                    return outputs
+            part = whole_batch(part)
+            if share is None:
+                return tree.map_structure(_read, self._step(part))
+            known = ReplicaStep(share, self._model.name, variant.has_empty_parts)
+            with tracing(known), _keep_if_empty(self._model, known):
+                outputs = tree.map_structure(_read, self._step(part))
                 return tree.map_structure(lambda value: _weighed(value, known), outputs)
 
         call = self._compiled.in_place() if self._compiled else contextlib.nullcontext()
@@ -122,7 +160,7 @@ class StepFunction:
             outputs = self._strategy.run(on_replica, args=(data, share))
         weight = tf.add_n(self._local(share)) if share is not None else tf.constant(1.0)
         logs = tree.map_structure(lambda value: self._merged(value, share, weight), outputs)
-        if knows_metrics and isinstance(logs, dict):
+        if variant.knows_metrics and isinstance(logs, dict):
             logs = {**logs, **metrics_over_all(self._model, logs)}
         return logs, weight
 
@@ -165,16 +203,13 @@ def _outside_the_graph(create: Callable[..., Any], **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _keep_if_empty(model: Any, part: Any, share: Any) -> Iterator[None]:
+def _keep_if_empty(model: Any, step: ReplicaStep) -> Iterator[None]:
     """Leaves the moving statistics of a replica that has no examples as they were."""
-    leaves = [leaf for leaf in tree.flatten(part) if isinstance(leaf, tf.Tensor)]
-    may_be_empty = not leaves or leaves[0].shape.rank is None or not leaves[0].shape[:1][0]
-    check = share is not None and may_be_empty
-    variables = statistics_of(model, synchronized=False) if check else []
+    variables = statistics_of(model, synchronized=False) if step.may_be_empty else []
     before = [tf.identity(variable.value) for variable in variables]
     yield
     for variable, value in zip(variables, before, strict=True):
-        variable.assign(tf.where(share > 0, variable.value, value))
+        variable.assign(tf.where(step.share > 0, variable.value, value))
 
 
 def forget_prediction(model: Any) -> None:
