@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.engine import allreduce
+
 
 def statistics_of(model: Any, *, synchronized: bool = True) -> list[Any]:
     """Returns the variables that the layers of `model` update themselves, such as moving means.
@@ -40,25 +42,24 @@ class Statistics:
     def __init__(self, model: Any):
         self._strategy = model.distribute_strategy
         self._variables = statistics_of(model)
-        self._average = tf.function(self._averages)
+        self._is_needed = bool(self._variables) and self._strategy.num_replicas_in_sync > 1
+        self._average = tf.function(self._on_replicas, autograph=False)
+        if self._is_needed:
+            self._average.get_concrete_function()  # Now, and not between two epochs.
 
     def synchronize(self) -> None:
         """Sets each statistic to its mean over replicas; a collective, one message in all."""
-        if not self._variables or self._strategy.num_replicas_in_sync == 1:
-            return
-        means = self._average().numpy()
-        start = 0
-        for variable in self._variables:
-            size = int(tf.size(variable.value))
-            part = means[start : start + size].reshape(tuple(variable.shape))
-            start += size
-            with self._strategy.scope():
-                variable.assign(part)
+        if self._is_needed:
+            self._average()
 
-    def _averages(self) -> Any:
-        def local() -> Any:
-            flat = [tf.reshape(tf.cast(v.value, tf.float64), [-1]) for v in self._variables]
-            return tf.concat(flat, axis=0)
+    def _on_replicas(self) -> Any:
+        return self._strategy.run(self._take_means)
 
-        values = self._strategy.run(local)
-        return self._strategy.reduce(tf.distribute.ReduceOp.MEAN, values, axis=None)
+    def _take_means(self) -> None:
+        values = [tf.cast(variable.value, tf.float64) for variable in self._variables]
+        flat = tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
+        [total] = allreduce.total([flat])
+        means = total / self._strategy.num_replicas_in_sync
+        sizes = [int(value.shape.num_elements()) for value in values]
+        for variable, mean in zip(self._variables, tf.split(means, sizes), strict=True):
+            variable.assign(tf.reshape(mean, variable.shape))
