@@ -25,6 +25,7 @@ import tensorflow as tf
 from keras.src import backend as keras_backend
 from keras.src.losses import loss as keras_losses
 
+from tfdist.engine import allreduce
 from tfdist.engine import current_step
 from tfdist.engine import own_losses
 
@@ -216,7 +217,6 @@ def _divisor(values: Any, sample_weight: Any, mask: Any, reduction: Any) -> Any:
 
 def _fraction(divisor: Any, step: current_step.ReplicaStep, dtype: Any) -> Any:
     divisor = tf.stop_gradient(divisor)
-    context = tf.distribute.get_replica_context()
     if not step.can_communicate():
         log.warning(
             "a masked or weighted mean inside a tf.function, a condition or a loop of %s cannot "
@@ -224,7 +224,7 @@ def _fraction(divisor: Any, step: current_step.ReplicaStep, dtype: Any) -> Any:
             step.model,
         )
         return tf.cast(step.share, dtype)
-    total = context.all_reduce(tf.distribute.ReduceOp.SUM, divisor)
+    total = allreduce.scalar_total(divisor)
     return tf.cast(tf.math.divide_no_nan(divisor, total), dtype)
 
 

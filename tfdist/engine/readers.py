@@ -231,6 +231,11 @@ class DistributedReader:
         return values
 
 
+def even_share(strategy: Any) -> Any:
+    """Returns the share of each local replica where all have as many examples."""
+    return _Shares(strategy).even
+
+
 class _Shares:
     """Shares of this process's replicas, in the form that a step takes them."""
 

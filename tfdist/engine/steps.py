@@ -26,7 +26,7 @@ from tfdist.engine.current_step import tracing
 from tfdist.engine.metrics import metrics_over_all
 from tfdist.engine.readers import Batch
 from tfdist.engine.readers import Packing
-from tfdist.engine.replicas import local_mean
+from tfdist.engine.readers import even_share
 from tfdist.engine.replicas import none_if_optional
 from tfdist.engine.replicas import quiet
 from tfdist.engine.statistics import statistics_of
@@ -82,6 +82,7 @@ class StepFunction:
         self._strategy = model.distribute_strategy
         self.knows_metrics = False
         self._weight: Any = 1.0
+        self._even: Any = None
         self._compiled = compiled(model)
         self._functions: dict[_Variant, Any] = {}
         self._graphs: dict[Any, Any] = {}
@@ -99,7 +100,8 @@ class StepFunction:
         for batch in itertools.islice(iterator, self._model.steps_per_execution):
             # `train_on_batch` hands over what it was given, as large on every replica.
             if not isinstance(batch, Batch):
-                batch = Batch(tree.map_structure(none_if_optional, batch), None, is_fixed=True)
+                given = tree.map_structure(none_if_optional, batch)
+                batch = Batch(given, self._even_share(), is_fixed=True)
             variant = _Variant(
                 batch.packing, batch.is_fixed, batch.has_empty_parts, self.knows_metrics
             )
@@ -147,26 +149,26 @@ class StepFunction:
             return part if variant.is_fixed else _open_batch(part)
 
         def on_replica(part: Any, share: Any) -> Any:
-            part = whole_batch(part)
-            if share is None:
-                return tree.map_structure(_read, self._step(part))
             known = ReplicaStep(share, self._model.name, variant.has_empty_parts)
             with tracing(known), _keep_if_empty(self._model, known):
-                outputs = tree.map_structure(_read, self._step(part))
+                outputs = tree.map_structure(_read, self._step(whole_batch(part)))
                 return tree.map_structure(lambda value: _weighed(value, known), outputs)
 
         call = self._compiled.in_place() if self._compiled else contextlib.nullcontext()
         with tf.variable_creator_scope(_outside_the_graph), call:
             outputs = self._strategy.run(on_replica, args=(data, share))
-        weight = tf.add_n(self._local(share)) if share is not None else tf.constant(1.0)
-        logs = tree.map_structure(lambda value: self._merged(value, share, weight), outputs)
+        weight = tf.add_n(self._local(share))
+        logs = tree.map_structure(lambda value: self._merged(value, weight), outputs)
         if variant.knows_metrics and isinstance(logs, dict):
             logs = {**logs, **metrics_over_all(self._model, logs)}
         return logs, weight
 
-    def _merged(self, value: Any, share: Any, weight: Any) -> Any:
-        if share is None:
-            return local_mean(self._strategy, value)
+    def _even_share(self) -> Any:
+        if self._even is None:
+            self._even = even_share(self._strategy)
+        return self._even
+
+    def _merged(self, value: Any, weight: Any) -> Any:
         values = self._local(value)
         first = values[0]
         if not tf.is_tensor(first) or not first.dtype.is_floating:
