@@ -143,8 +143,11 @@ class Group:
                 self._state.wait(left)
             reply = self._reply
         if reply.get("error") == "places":
-            with self._state:
-                self._raise_if_lost(name)
+            # Who has ended may have died of something that says more. Who was at another place may
+            # have died since, of this very disagreement.
+            if not all(place for _, _, place in reply["places"]):
+                with self._state:
+                    self._raise_if_lost(name)
             raise _disagreement(reply["places"])
         if "error" in reply:
             with self._state:
