@@ -7,6 +7,7 @@ take about three minutes; all of them, 256, run with `-m slow`.
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import json
 import subprocess
@@ -129,26 +130,42 @@ def _run(folder, workers, where, cells, timeout):
 
 
 @pytest.fixture(scope="module")
-def one_device(tmp_path_factory):
-    cells = (*EVERYWHERE, *ON_REPLICAS)
-    [report] = _run(tmp_path_factory.mktemp("one") / "run", 1, "one", cells, 280)
+def started(tmp_path_factory):
+    """Starts what one process each runs, side by side: one device and two replicas."""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        cells = (*EVERYWHERE, *ON_REPLICAS)
+        folder = tmp_path_factory.mktemp("one") / "run"
+        one = pool.submit(_run, folder, 1, "one", cells, 280)
+        replicas = pool.submit(_world, "two replicas", tmp_path_factory.mktemp("world") / "run")
+        yield {"one device": one, "two replicas": replicas}
+
+
+@pytest.fixture(scope="module")
+def one_device(started):
+    [report] = started["one device"].result()
     return report
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory):
+def worlds(started, tmp_path_factory):
     """Runs each world once, when its first cell is asked for."""
 
     @functools.cache
     def run(name):
-        workers, where = WORLDS[name]
-        cells = [cell for each, cell in CASES if each == name]
-        folder = tmp_path_factory.mktemp("world") / "run"
-        reports = _run(folder, workers, where, cells, 290)
-        assert {line["replicas"] for line in reports[0].values()} == {max(2, workers)}
-        return reports
+        if name in started:
+            return started[name].result()
+        concurrent.futures.wait(started.values())  # A cluster needs the machine for itself.
+        return _world(name, tmp_path_factory.mktemp("world") / "run")
 
     return run
+
+
+def _world(name, folder):
+    workers, where = WORLDS[name]
+    cells = [cell for each, cell in CASES if each == name]
+    reports = _run(folder, workers, where, cells, 290)
+    assert {line["replicas"] for line in reports[0].values()} == {max(2, workers)}
+    return reports
 
 
 @pytest.mark.parametrize(("name", "cell"), CASES)

@@ -107,7 +107,7 @@ def _carrier(strategy: Any) -> Callable[[list[Any]], list[Any]]:
     devices = strategy.extended.worker_devices
     on_cpu = all("CPU" in device.upper() for device in devices)
     group = current.group() if is_several_workers(strategy) else None
-    if group is None or not on_cpu or len(devices) > 1:
+    if group is None or not on_cpu or group.size != strategy.num_replicas_in_sync:
         return _all_reduce
     if strategy not in _carriers:
         _carriers[strategy] = _Workers(group, communication.options_of(strategy))
