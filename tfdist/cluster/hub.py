@@ -14,6 +14,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from tfdist.cluster import wire
@@ -76,6 +77,7 @@ class Hub(threading.Thread):
         self._stopped = threading.Event()
         self._reminded = 0.0
         self._sockets = [listener, local]
+        self._local = local
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._add(local)
@@ -192,10 +194,13 @@ class Hub(threading.Thread):
             self._drop(member, str(error))
 
     def _tell_all(self, message: dict[str, Any]) -> None:
-        # The chief last: it may end the process, and this thread with it, once it knows.
-        for member in reversed(list(self._members.values())):
+        for member in self._chief_last(self._members.values()):
             if member.task is not None:
                 self._tell(member, message)
+
+    def _chief_last(self, members: Iterable[_Member]) -> list[_Member]:
+        # It may end the process, and this thread with it, once it knows.
+        return sorted(members, key=lambda member: member.sock is self._local)
 
     def _check_silence(self, now: float) -> None:
         for member in list(self._members.values()):
@@ -292,7 +297,7 @@ class Hub(threading.Thread):
             reply = {"t": "gathered", "values": values}
         else:
             return
-        for member in waiting:
+        for member in self._chief_last(waiting):
             member.name = member.value = None
             self._tell(member, {**reply, "round": member.round})
 
