@@ -6,6 +6,7 @@ models to Keras), then under each strategy. Global batches divide by the number 
 
 from __future__ import annotations
 
+import concurrent.futures
 from pathlib import Path
 
 import numpy as np
@@ -66,16 +67,31 @@ def _run(folder, workers, where):
 
 
 @pytest.fixture(scope="module")
-def one_device(tmp_path_factory):
-    [report] = _run(tmp_path_factory.mktemp("one") / "run", 1, ())
+def started(tmp_path_factory):
+    """Starts what one process each runs, side by side: one device and two replicas."""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        yield {
+            name: pool.submit(_run, tmp_path_factory.mktemp("one") / "run", workers, where)
+            for name, (workers, where) in {"one device": (1, ()), **WORLDS}.items()
+            if workers == 1
+        }
+
+
+@pytest.fixture(scope="module")
+def one_device(started):
+    [report] = started["one device"].result()
     assert report["replicas"] == 1
     return report["results"]
 
 
 @pytest.fixture(scope="module", params=WORLDS)
-def world(request, tmp_path_factory):
+def world(request, started, tmp_path_factory):
     workers, where = WORLDS[request.param]
-    reports = _run(tmp_path_factory.mktemp("world") / "run", workers, where)
+    if request.param in started:
+        reports = started[request.param].result()
+    else:
+        concurrent.futures.wait(started.values())  # A cluster needs the machine for itself.
+        reports = _run(tmp_path_factory.mktemp("world") / "run", workers, where)
     replicas = int(where[1]) if where else workers
     assert {report["replicas"] for report in reports} == {replicas}
     return [report["results"] for report in reports]
