@@ -1,4 +1,4 @@
-"""What the engine costs where there is nothing to distribute: `fit` on one device, with and without.
+"""What the engine costs where there is nothing to distribute: `fit` on one device.
 
     python benchmarks/one_device.py
 
