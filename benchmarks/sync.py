@@ -21,14 +21,17 @@ float32. A contender that is not installed is named with the line that installs 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import pathlib
-import platform
 import signal
 import sys
 import time
 from typing import Any
+
+# For tfdist, which this interpreter need not have installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from sync_contenders import machine
 from sync_contenders import report
@@ -36,7 +39,6 @@ from sync_contenders import run
 from sync_contenders.contenders import CONTENDERS
 from sync_contenders.workloads import WORKLOADS
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 QUIET = 0.9
 
 
@@ -46,23 +48,16 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add(
-        "--models",
-        nargs="+",
-        choices=WORKLOADS,
-        default=list(WORKLOADS),
-        metavar="MODEL",
-        help=", ".join(WORKLOADS),
-    )
-    add(
-        "--contenders",
-        nargs="+",
-        choices=CONTENDERS,
-        default=list(CONTENDERS),
-        metavar="CONTENDER",
-        help=", ".join(CONTENDERS),
-    )
-    add("--rounds", type=int, default=5)
+    for option, known in (("--models", WORKLOADS), ("--contenders", CONTENDERS)):
+        add(
+            option,
+            nargs="+",
+            choices=known,
+            default=list(known),
+            metavar=option[2:-1].upper(),
+            help=", ".join(known),
+        )
+    add("--rounds", type=int, default=3)
     add("--seconds", type=float, default=8.0, help="of each measurement, without warm-up")
     add("--batch", type=int, default=64, help="examples per worker and step")
     add("--quick", action="store_true", help="one round of 2 seconds")
@@ -74,18 +69,19 @@ def arguments() -> argparse.Namespace:
         help="interpreter for all or for keras, tfdist, tf_keras, torch or jax; "
         "without it .venv-bench, or the one that runs this",
     )
-    add("--tfdist", default=str(ROOT), metavar="DIR", help="checkout of tfdist to measure")
-    add("--json", metavar="FILE", help="write all measurements")
+    add("--json", metavar="FILE", help="write all measurements, after every round")
     add("--png", metavar="FILE", help="draw a bar chart")
     chosen = parser.parse_args()
     if chosen.quick:
         chosen.rounds, chosen.seconds = 1, 2.0
+    if chosen.png and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--png needs matplotlib: pip install matplotlib")
     return chosen
 
 
 def interpreters(given: list[str]) -> dict[str, str]:
     """Returns stack to interpreter."""
-    own = ROOT / ".venv-bench" / "bin" / "python"
+    own = run.ROOT / ".venv-bench" / "bin" / "python"
     default = str(own) if own.exists() else sys.executable
     chosen = {}
     for word in given:
@@ -109,10 +105,11 @@ def main() -> None:
         for model in chosen.models:
             for name in chosen.contenders:
                 _measure(chosen, pythons, results[model], idle, number, model, name)
+        if chosen.json:
+            _write(chosen, results, idle, started)
     print(report.table(results))
-    found = report.ratios(results)
     print()
-    for name, value in found.items():
+    for name, value in report.ratios(results).items():
         print(f"{value:7.2f}  {name}")
     quiet = "" if min(idle, default=1.0) >= QUIET else "   WARNING: not quiet, measure again"
     print(
@@ -122,18 +119,6 @@ def main() -> None:
         if idle
         else "\nnothing was measured"
     )
-    if chosen.json:
-        record = {
-            "started": started,
-            "machine": {"cores": os.cpu_count(), "cpu": _cpu(), "idle": idle},
-            "arguments": vars(chosen),
-            "settings": {
-                m: {n: CONTENDERS[n].described(m) for n in chosen.contenders} for m in chosen.models
-            },
-            "ratios": found,
-            "results": results,
-        }
-        pathlib.Path(chosen.json).write_text(json.dumps(record, indent=1), encoding="utf-8")
     if chosen.png:
         report.picture(results, chosen.png)
 
@@ -153,22 +138,17 @@ def _measure(
         return
     python = pythons[contender.stack]
     label = f"round {number + 1}  {model:12} {name:22}"
-    absent = run.missing(contender, python, chosen.tfdist)
-    if absent:
-        results[name] = absent
-        print(f"{label} {absent}", flush=True)
-        return
-    share = machine.idle_share()
-    idle.append(share)
-    before = machine.load()
     try:
+        absent = run.missing(contender, python)
+        if absent:
+            results[name] = absent
+            print(f"{label} {absent}", flush=True)
+            return
+        share = machine.idle_share()
+        idle.append(share)
+        before = machine.load()
         one = run.measure(
-            contender,
-            model,
-            batch=chosen.batch,
-            seconds=chosen.seconds,
-            python=python,
-            checkout=chosen.tfdist,
+            contender, model, batch=chosen.batch, seconds=chosen.seconds, python=python
         )
     except run.Failed as error:
         results[name] = "failed"
@@ -183,11 +163,23 @@ def _measure(
     )
 
 
-def _cpu() -> str:
-    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
+def _write(
+    chosen: argparse.Namespace, results: report.Results, idle: list[float], started: str
+) -> None:
+    """Writes all that is known; the file is whole at any time."""
+    record = {
+        "started": started,
+        "machine": {"cores": os.cpu_count(), "cpu": machine.cpu(), "idle": idle},
+        "arguments": vars(chosen),
+        "settings": {
+            m: {n: CONTENDERS[n].described(m) for n in chosen.contenders} for m in chosen.models
+        },
+        "ratios": report.ratios(results),
+        "results": results,
+    }
+    part = f"{chosen.json}.part"
+    pathlib.Path(part).write_text(json.dumps(record, indent=1), encoding="utf-8")
+    os.replace(part, chosen.json)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,8 @@ def strategy(
     for warning in (*cluster.warnings, *choice.warnings):
         log.warning("%s", warning)
     log.info("%s: strategy %s. %s", cluster.task, choice.name, " ".join(choice.reasons))
+    if communication is not None and choice.name != "multi_worker":
+        log.warning("communication options are for several workers; %s has none", choice.name)
     options = registry.Options(
         replicas=replicas, communication=communication, rendezvous_timeout=rendezvous_timeout
     )

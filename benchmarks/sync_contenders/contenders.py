@@ -9,14 +9,12 @@ from typing import Any
 # then runs, were compiled for AVX: no FMA.
 ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "1"}
 
-# Large buffers stay with the process, on large pages, instead of going back to the system and being
-# faulted in again at every step. glibc reads these at start.
+# What `tfdist.tuning.keep_pages` asks of malloc, for the others: large buffers stay with the
+# process instead of going back to the system and being faulted in again at every step.
 KEEP_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "100000000000",
-    "MALLOC_TOP_PAD_": "67108864",
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "MALLOC_TRIM_THRESHOLD_": "2147483647",
 }
 
 
@@ -26,12 +24,11 @@ class Contender:
 
     Attributes:
         title: What the table calls it.
-        stack: keras, tfdist, tf_keras, jax or torch: what runs it, and whose Python.
+        stack: What runs it, and whose interpreter: keras, tfdist, tf_keras, torch or jax.
         processes: Workers.
         options: Settings for the script, whatever the model.
         by_model: Settings for one model, over `options`.
         environment: Variables for its processes.
-        needs: Module to the line that installs it.
     """
 
     title: str
@@ -43,10 +40,12 @@ class Contender:
 
     @property
     def script(self) -> str:
+        """The file that each of its processes runs."""
         return "run_torch.py" if self.stack == "torch" else "run_keras.py"
 
     @property
     def needs(self) -> dict[str, str]:
+        """Module to the line that installs it."""
         return _NEEDS[self.stack]
 
     def settings(self, model: str) -> dict[str, Any]:
@@ -56,10 +55,7 @@ class Contender:
     def described(self, model: str) -> str:
         """Returns the settings for `model` as one line."""
         own = {k: v for k, v in self.settings(model).items() if k != "stack"}
-        variables = {k: v for k, v in self.environment.items() if k not in KEEP_MEMORY}
-        words = [f"{k}={v}" for k, v in {**own, **variables}.items()]
-        words += ["KEEP_MEMORY"] if KEEP_MEMORY.items() <= self.environment.items() else []
-        return ", ".join(words) or "defaults"
+        return ", ".join(f"{k}={v}" for k, v in {**own, **self.environment}.items()) or "defaults"
 
 
 _KERAS = {"tensorflow": "pip install 'tensorflow>=2.21,<2.22'", "keras": "pip install keras"}
@@ -73,34 +69,34 @@ _NEEDS = {
 # Channels last is the layout of TensorFlow, too, and PyTorch's faster one on CPU.
 _TORCH = {"resnet": {"channels_last": True}}
 _DDP = {"bucket_cap_mb": 25}
+_RING = {"TFDIST_TRANSPORT": "tensorflow"}
 
 
 CONTENDERS = {
     "one_device": Contender("TensorFlow, one process, as installed", "keras"),
     "one_device_best": Contender("TensorFlow, one process", "keras", environment=ONEDNN),
+    "one_device_tuned": Contender(
+        "TensorFlow, one process, memory kept", "keras", environment={**ONEDNN, **KEEP_MEMORY}
+    ),
     "one_device_accumulate": Contender(
         "TensorFlow, one process, accumulation 4",
         "keras",
         options={"accumulate": 4},
         environment=ONEDNN,
     ),
-    "tfdist": Contender("tfdist, 2 workers", "tfdist", 2, environment=ONEDNN),
-    "tfdist_tuned": Contender(
-        "tfdist, 2 workers, memory kept", "tfdist", 2, environment={**ONEDNN, **KEEP_MEMORY}
+    # It turns on oneDNN and keeps memory by itself.
+    "tfdist": Contender("tfdist, 2 workers", "tfdist", 2),
+    "tfdist_ring": Contender(
+        "tfdist, 2 workers, TensorFlow's ring", "tfdist", 2, environment=_RING
     ),
-    "tfdist_default": Contender("tfdist, 2 workers, as installed", "tfdist", 2),
-    "tfdist_bfloat16": Contender(
-        "tfdist, 2 workers, bfloat16 on the wire",
+    "tfdist_ring_bfloat16": Contender(
+        "tfdist, 2 workers, TensorFlow's ring, bfloat16 on the wire",
         "tfdist",
         2,
-        environment={**ONEDNN, "TFDIST_COMPRESSION": "bfloat16"},
+        environment={**_RING, "TFDIST_COMPRESSION": "bfloat16"},
     ),
     "tfdist_accumulate": Contender(
-        "tfdist, 2 workers, accumulation 4",
-        "tfdist",
-        2,
-        options={"accumulate": 4},
-        environment=ONEDNN,
+        "tfdist, 2 workers, accumulation 4", "tfdist", 2, options={"accumulate": 4}
     ),
     "stock": Contender("MultiWorkerMirrored, Keras 2, as installed", "tf_keras", 2),
     "stock_best": Contender("MultiWorkerMirrored, Keras 2", "tf_keras", 2, environment=ONEDNN),

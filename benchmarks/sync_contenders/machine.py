@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pathlib
+import platform
 import time
 
 
@@ -17,6 +19,14 @@ def idle_share(seconds: float = 1.0) -> float:
 def load() -> float:
     """Returns the load average over the last minute."""
     return os.getloadavg()[0]
+
+
+def cpu() -> str:
+    """Returns what the processor calls itself."""
+    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def _ticks() -> tuple[int, int]:

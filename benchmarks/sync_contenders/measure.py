@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import resource
@@ -19,6 +18,9 @@ from typing import Any
 
 #: Parts of the measured time whose rates the median is taken of: a pause hits only its own part.
 PARTS = 10
+#: How long a worker waits for the first after warm-up. They take the last step together, but the
+#: `fit` of stock TensorFlow has returned up to a minute later.
+PATIENCE_SECONDS = 120.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +46,9 @@ class Orders:
     rank: int
 
     @property
-    def group(self) -> int:
-        """Steps that belong together: rates are taken over whole groups."""
-        execution = self.options.get("steps_per_execution", 1)
-        return math.lcm(execution, self.options.get("accumulate") or 1)
+    def accumulate(self) -> int:
+        """Steps of one update. Rates are taken over whole updates: their last steps cost more."""
+        return self.options.get("accumulate", 1)
 
 
 def begin() -> Orders:
@@ -86,7 +87,7 @@ def compare(orders: Orders, train: Callable[[int, Clock], None], parameters: int
     """
     started = time.perf_counter()
     clock = Clock()
-    train(4 * orders.group, clock)  # Compiles.
+    train(4 * orders.accumulate, clock)  # Compiles.
     steps = _steps(orders, clock)
     warm = time.perf_counter() - started
     clock = Clock()
@@ -111,11 +112,14 @@ def _steps(orders: Orders, clock: Clock) -> int:
         # The second half: the first holds what is compiled late.
         first, last = clock.ends[len(clock.ends) // 2 - 1], clock.ends[-1]
         step = (last[1] - first[1]) / (last[0] - first[0])
-        groups = max(PARTS + 2, round(orders.seconds / step / orders.group))
+        updates = max(PARTS + 2, round(orders.seconds / step / orders.accumulate))
         part = file.with_suffix(".part")
-        part.write_text(str(groups * orders.group))
+        part.write_text(str(updates * orders.accumulate))
         part.rename(file)
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not file.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no number of steps from worker 0 in {PATIENCE_SECONDS:.0f} s")
         time.sleep(0.01)
     return int(file.read_text())
 
@@ -125,7 +129,7 @@ def _rates(orders: Orders, clock: Clock) -> dict[str, Any]:
 
     The first tenth of the steps is left out. The rate is the median over the parts of the rest.
     """
-    ends = [end for end in clock.ends if end[0] % orders.group == 0]
+    ends = [end for end in clock.ends if end[0] % orders.accumulate == 0]
     ends = ends[max(1, len(ends) // PARTS) :]
     size = max(1, (len(ends) - 1) // PARTS)
     marks = ends[::size]

@@ -7,35 +7,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from sync_contenders.contenders import CONTENDERS
+from sync_contenders.workloads import TITLES
 
 #: Model to contender to the measurements of all rounds, or a line that says why there are none.
 Results = Mapping[str, Mapping[str, "list[dict[str, Any]] | str"]]
 
-#: What is asked of the project: name, model, contender, beside which other.
-RATIOS = (
-    ("tfdist / PyTorch DDP, 21 M MLP", "mlp_large", "tfdist", "torch"),
-    ("tfdist / PyTorch DDP, 0.8 M MLP", "mlp_small", "tfdist", "torch"),
-    ("tfdist / PyTorch DDP, ResNet", "resnet", "tfdist", "torch"),
-    ("tfdist / PyTorch DDP, transformer", "transformer", "tfdist", "torch"),
-    ("both with memory kept, 21 M MLP", "mlp_large", "tfdist_tuned", "torch_tuned"),
-    ("both with memory kept, 0.8 M MLP", "mlp_small", "tfdist_tuned", "torch_tuned"),
-    ("both with memory kept, ResNet", "resnet", "tfdist_tuned", "torch_tuned"),
-    ("both with memory kept, transformer", "transformer", "tfdist_tuned", "torch_tuned"),
-    ("tfdist as installed / stock as installed, 21 M MLP", "mlp_large", "tfdist_default", "stock"),
-    ("tfdist / stock as installed, 21 M MLP", "mlp_large", "tfdist", "stock"),
-    ("tfdist / stock with the same kernels, 21 M MLP", "mlp_large", "tfdist", "stock_best"),
-    ("bfloat16 / PyTorch DDP float32, 21 M MLP", "mlp_large", "tfdist_bfloat16", "torch"),
-    ("bfloat16 / PyTorch DDP bfloat16, 21 M MLP", "mlp_large", "tfdist_bfloat16", "torch_bfloat16"),
+_ALL, _LARGE = tuple(TITLES), ("mlp_large",)
+#: What is asked of the project: name, contender, beside which other, of which models.
+PAIRS = (
+    ("tfdist / PyTorch DDP", "tfdist", "torch", _ALL),
+    ("tfdist / PyTorch DDP, both with memory kept", "tfdist", "torch_tuned", _ALL),
+    ("tfdist / one worker", "tfdist", "one_device_best", _ALL),
+    ("tfdist / one worker, both with memory kept", "tfdist", "one_device_tuned", _ALL),
+    ("tfdist / stock as installed", "tfdist", "stock", _LARGE),
+    ("tfdist / stock with the same kernels", "tfdist", "stock_best", _LARGE),
+    ("ring with bfloat16 / PyTorch DDP", "tfdist_ring_bfloat16", "torch", _LARGE),
     (
-        "accumulation 4 / one worker with it, 21 M MLP",
-        "mlp_large",
-        "tfdist_accumulate",
-        "one_device_accumulate",
+        "ring with bfloat16 / PyTorch DDP with bfloat16",
+        "tfdist_ring_bfloat16",
+        "torch_bfloat16",
+        _LARGE,
     ),
-    ("accumulation 4 / one worker, 21 M MLP", "mlp_large", "tfdist_accumulate", "one_device_best"),
-    ("tfdist / one worker, ResNet", "resnet", "tfdist", "one_device_best"),
-    ("tfdist / one worker, transformer", "transformer", "tfdist", "one_device_best"),
-    ("tfdist / Keras on JAX, 21 M MLP", "mlp_large", "tfdist", "jax"),
+    ("accumulation 4 / one worker", "tfdist_accumulate", "one_device_best", _LARGE),
+    ("accumulation 4 / one worker with it", "tfdist_accumulate", "one_device_accumulate", _LARGE),
+    ("tfdist / Keras on JAX", "tfdist", "jax", _LARGE),
 )
 
 
@@ -57,7 +52,7 @@ def table(results: Results) -> str:
     for model, contenders in results.items():
         lines += [
             "",
-            f"### {model}{_parameters(contenders)}",
+            f"### {TITLES[model]}{_parameters(contenders)}",
             "",
             "| | examples/s | lowest to highest | / one device | CPU ms a step | end of fit s |"
             " settings |",
@@ -97,24 +92,23 @@ def _parameters(contenders: Mapping[str, Any]) -> str:
 
 def ratios(results: Results) -> dict[str, float]:
     """Returns the ratios that were measured, by name."""
-    found = {}
-    for name, model, contender, other in RATIOS:
-        ours, theirs = rate(results, model, contender), rate(results, model, other)
-        if ours and theirs:
-            found[name] = ours / theirs
+    rates = {
+        f"{name}, {TITLES[model]}": (rate(results, model, ours), rate(results, model, other))
+        for name, ours, other, models in PAIRS
+        for model in models
+    }
+    found = {name: ours / other for name, (ours, other) in rates.items() if ours and other}
     for model in results:
         end = _median(results, model, "tfdist", "end_seconds")
         if end is not None:
-            found[f"end of fit in seconds, tfdist, {model}"] = end
+            found[f"end of fit in seconds, tfdist, {TITLES[model]}"] = end
     return found
 
 
 def picture(results: Results, file: str) -> None:
     """Draws examples per second relative to one device, a panel for each model."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise SystemExit("--png needs matplotlib: pip install matplotlib") from None
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -141,6 +135,6 @@ def picture(results: Results, file: str) -> None:
         panel.invert_yaxis()
         panel.margins(x=0.15)
         panel.axvline(1, color="black", linewidth=0.5)
-        panel.set_title(model)
+        panel.set_title(TITLES[model])
         panel.set_xlabel("examples/s, one TensorFlow process = 1")
     figure.savefig(file, dpi=110)

@@ -7,40 +7,53 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import tempfile
+import time
 from typing import Any
 
 from sync_contenders.contenders import Contender
+from tfdist.launch import ports
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+#: For start and warm-up of a measurement, and for its end; it has the measured time on top.
 TIMEOUT_SECONDS = 240.0
+#: For what takes no time: to look for a package, to die of SIGKILL.
+SHORT_SECONDS = 30.0
 
 
 class Failed(Exception):
     """A contender did not run to its end."""
 
 
-def missing(contender: Contender, python: str, checkout: str) -> str | None:
-    """Returns what to install for `contender`, or None where all is there."""
+def missing(contender: Contender, python: str) -> str | None:
+    """Returns what to install for `contender`, or None where all is there.
+
+    Raises:
+        Failed: The interpreter did not answer in time.
+    """
     code = (
         "import importlib.util, sys\n"
         "print(*[n for n in sys.argv[1:] if importlib.util.find_spec(n) is None])"
     )
-    result = subprocess.run(
-        [python, "-c", code, *contender.needs],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": checkout},
-    )
+    try:
+        result = subprocess.run(
+            [python, "-c", code, *contender.needs],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            timeout=SHORT_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Failed(str(error)) from None
     lines = [contender.needs[name] for name in result.stdout.split()]
     return "not installed: " + "; ".join(lines) if lines else None
 
 
 def measure(
-    contender: Contender, model: str, *, batch: int, seconds: float, python: str, checkout: str
+    contender: Contender, model: str, *, batch: int, seconds: float, python: str
 ) -> dict[str, Any]:
     """Returns one measurement; rates are the first worker's, the end of fit is the slowest's.
 
@@ -50,7 +63,6 @@ def measure(
         batch: Examples per worker and step.
         seconds: How long to measure, without start and warm-up.
         python: The interpreter that has the contender's packages.
-        checkout: The directory that holds the package `tfdist`.
 
     Raises:
         Failed: A process failed, or was not done in time.
@@ -70,8 +82,9 @@ def measure(
             commands = [[python, "-m", "tfdist", "run", "--workers", workers, *script]]
         else:
             commands = [[python, *script]] * contender.processes
-        environments = _environments(contender, len(commands), checkout)
-        output = _run(commands, environments, directory, TIMEOUT_SECONDS + seconds)
+        with ports.reserve(contender.processes) as reservation:
+            environments = _environments(contender, len(commands), reservation.addresses)
+            output = _run(commands, environments, directory, TIMEOUT_SECONDS + seconds)
     results = [json.loads(line.split("RESULT ")[1]) for line in output if "RESULT {" in line]
     if len(results) != contender.processes:
         raise Failed("\n".join(output[-15:]))
@@ -83,12 +96,12 @@ def measure(
     }
 
 
-def _environments(contender: Contender, processes: int, checkout: str) -> list[dict[str, str]]:
-    ports = _free_ports(contender.processes)
-    addresses = [f"127.0.0.1:{port}" for port in ports]
+def _environments(
+    contender: Contender, processes: int, addresses: tuple[str, ...]
+) -> list[dict[str, str]]:
     common = {
         **os.environ,
-        "PYTHONPATH": checkout,
+        "PYTHONPATH": str(ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
@@ -112,18 +125,11 @@ def _environments(contender: Contender, processes: int, checkout: str) -> list[d
     return each
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
 def _run(
     commands: list[list[str]], environments: list[dict[str, str]], directory: str, timeout: float
 ) -> list[str]:
-    """Returns the lines of all processes, one after the other."""
+    """Returns the lines of all processes, one after the other; ends them after `timeout`."""
+    deadline = time.monotonic() + timeout
     logs = [pathlib.Path(directory, f"log-{rank}") for rank in range(len(commands))]
     processes = []
     try:
@@ -141,11 +147,12 @@ def _run(
                 )
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                # One that failed leaves its peers waiting; they have had their time then.
-                process.wait(timeout)
+                # One that failed leaves its peers waiting until all have had their time.
+                process.wait(max(0.0, deadline - time.monotonic()))
     finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        alive = [process for process in processes if process.poll() is None]
+        for process in alive:
+            os.killpg(process.pid, signal.SIGKILL)
+        for process in alive:
+            process.wait(SHORT_SECONDS)
     return [line for log in logs for line in log.read_text("utf-8", errors="replace").splitlines()]

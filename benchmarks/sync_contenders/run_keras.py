@@ -10,8 +10,7 @@ from typing import Any
 import measure
 
 orders = measure.begin()
-options = orders.options
-stack = options["stack"]
+stack = orders.options["stack"]
 global_batch = orders.batch * orders.processes
 
 
@@ -79,14 +78,13 @@ class Ends(keras.callbacks.Callback):
 keras.utils.set_random_seed(0)  # On JAX all processes must start from equal weights.
 with scope:
     model = build(keras, orders.model)
-    accumulate = {}
-    if options.get("accumulate"):
-        accumulate["gradient_accumulation_steps"] = options["accumulate"]
-    compilation = {k: options[k] for k in ("jit_compile", "steps_per_execution") if k in options}
+    # Keras 2 does not know the argument; Keras 3 refuses 1.
+    accumulation = (
+        {"gradient_accumulation_steps": orders.accumulate} if orders.accumulate > 1 else {}
+    )
     model.compile(
-        keras.optimizers.SGD(LEARNING_RATE, **accumulate),
+        keras.optimizers.SGD(LEARNING_RATE, **accumulation),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        **compilation,
     )
 
 batches = dataset()

@@ -22,12 +22,9 @@ model = torch_models.build(orders.model)
 parameters = sum(p.numel() for p in model.parameters())
 x, y = (torch.from_numpy(a) for a in data(orders.model, orders.batch))
 y = y.long()
-if x.dim() == 5:
-    x = x.permute(0, 1, 4, 2, 3)  # Pictures: lies in memory channels last.
-    if options.get("channels_last"):
-        model = model.to(memory_format=torch.channels_last)
-    else:
-        x = x.contiguous()
+if options.get("channels_last"):
+    x = x.permute(0, 1, 4, 2, 3)  # The data lies in memory so already.
+    model = model.to(memory_format=torch.channels_last)
 
 if orders.processes > 1:
     distributed.init_process_group(
@@ -38,9 +35,9 @@ if orders.processes > 1:
     )
     model = torch.nn.parallel.DistributedDataParallel(
         model,
-        bucket_cap_mb=options.get("bucket_cap_mb", 25),
+        bucket_cap_mb=options["bucket_cap_mb"],
         gradient_as_bucket_view=True,
-        static_graph=options.get("static_graph", True),
+        static_graph=True,
         broadcast_buffers=False,  # Moving statistics are a replica's own, as with tfdist.
     )
     if options.get("compress"):
@@ -52,7 +49,7 @@ if orders.processes > 1:
 
         model.register_comm_hook(None, compressed)
 
-optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, fused=options.get("fused", True))
+optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, fused=True)
 
 
 def train(steps: int, clock: measure.Clock) -> None:
@@ -61,7 +58,7 @@ def train(steps: int, clock: measure.Clock) -> None:
         loss = cross_entropy(model(x[i]).flatten(0, -2), y[i].flatten())
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad(set_to_none=options.get("set_to_none", True))
+        optimizer.zero_grad()
         clock.step(step + 1)
 
 

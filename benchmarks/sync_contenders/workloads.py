@@ -48,6 +48,13 @@ WORKLOADS: dict[str, MLP | ResNet | Transformer] = {
     "resnet": ResNet(),
     "transformer": Transformer(),
 }
+#: What the table and the ratios call them.
+TITLES = {
+    "mlp_large": "21 M MLP",
+    "mlp_small": "0.8 M MLP",
+    "resnet": "ResNet",
+    "transformer": "transformer",
+}
 
 
 def data(name: str, batch: int) -> tuple[np.ndarray, np.ndarray]:

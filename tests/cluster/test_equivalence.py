@@ -7,9 +7,6 @@ take about three minutes; all of them, 256, run with `-m slow`.
 
 from __future__ import annotations
 
-import concurrent.futures
-import functools
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -17,16 +14,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.harness import run_script
+from tests.support.worlds import ALONE
+from tests.support.worlds import CLUSTERS
+from tests.support.worlds import reports_of
+from tests.support.worlds import side_by_side
 from tfdist.testing.differences import Tolerance
 from tfdist.testing.differences import excessive
 
 SCRIPT = Path(__file__).parent / "scripts" / "equivalence.py"
 
-WORLDS = {
-    "two replicas": (1, "replicas"),
-    "two workers": (2, "workers"),
-    "three workers": (3, "workers"),
+#: What the script calls each world.
+WHERE = {
+    ALONE: "one",
+    "two replicas": "replicas",
+    "two workers": "workers",
+    "three workers": "workers",
 }
 
 #: What depends on processes, or on how many replicas there are.
@@ -112,62 +114,32 @@ def _all_cells():
     return listing.stdout.splitlines()
 
 
-def _run(folder, workers, where, cells, timeout):
-    folder.mkdir()
-    run = run_script(
+def _run(name, cells, folder, timeout):
+    reports = reports_of(
         SCRIPT,
-        workers=workers,
-        args=[where, *cells],
-        env={"TFDIST_ENGINE": "0" if where == "one" else None},
-        timeout=timeout,
-        tmp_path=folder,
+        name,
+        [WHERE[name], *cells],
+        folder,
+        timeout,
+        env={"TFDIST_ENGINE": "0" if name == ALONE else None},
     )
-    assert run.code == 0, run.output
-    reports = []
-    for index in range(workers):
-        text = (run.out_dir / f"worker-{index}.jsonl").read_text(encoding="utf-8")
-        lines = [json.loads(line) for line in text.splitlines()]
-        reports.append({line["end"]: line for line in lines if "end" in line})
-    return reports
+    return [report["cells"] for report in reports]
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory):
-    """Starts what one process each runs, side by side: one device and two replicas."""
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        cells = (*EVERYWHERE, *ON_REPLICAS)
-        folder = tmp_path_factory.mktemp("one") / "run"
-        one = pool.submit(_run, folder, 1, "one", cells, 280)
-        replicas = pool.submit(_world, "two replicas", tmp_path_factory.mktemp("world") / "run")
-        yield {"one device": one, "two replicas": replicas}
+def worlds(tmp_path_factory):
+    def run(name, folder):
+        cells = [cell for each, cell in CASES if name in (ALONE, each)]
+        return _run(name, dict.fromkeys(cells), folder, 290)
+
+    with side_by_side(run, tmp_path_factory) as reports:
+        yield reports
 
 
 @pytest.fixture(scope="module")
-def one_device(started):
-    [report] = started["one device"].result()
+def one_device(worlds):
+    [report] = worlds(ALONE)
     return report
-
-
-@pytest.fixture(scope="module")
-def worlds(started, tmp_path_factory):
-    """Runs each world once, when its first cell is asked for."""
-
-    @functools.cache
-    def run(name):
-        if name in started:
-            return started[name].result()
-        concurrent.futures.wait(started.values())  # A cluster needs the machine for itself.
-        return _world(name, tmp_path_factory.mktemp("world") / "run")
-
-    return run
-
-
-def _world(name, folder):
-    workers, where = WORLDS[name]
-    cells = [cell for each, cell in CASES if each == name]
-    reports = _run(folder, workers, where, cells, 290)
-    assert {line["replicas"] for line in reports[0].values()} == {max(2, workers)}
-    return reports
 
 
 @pytest.mark.parametrize(("name", "cell"), CASES)
@@ -180,18 +152,17 @@ def test_a_cluster_trains_as_one_device(name, cell, worlds, one_device):
 def test_every_worker_has_the_same_numbers(cell, worlds):
     reports = worlds("three workers")
     for report in reports:
-        assert "error" not in report[cell], report[cell]["trace"]
+        assert "error" not in report[cell], report[cell]["error"]
         assert report[cell]["values"] == reports[0][cell]["values"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("name", WORLDS)
-def test_all_cells_train_as_on_one_device(name, tmp_path):
-    workers, where = WORLDS[name]
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_all_cells_train_as_on_one_device(name, tmp_path_factory):
     cells = _all_cells()
-    [expected] = _run(tmp_path / "one", 1, "one", cells, 1800)
-    reports = _run(tmp_path / "world", workers, where, cells, 3600)
+    [expected] = _run(ALONE, cells, tmp_path_factory.mktemp("one"), 1800)
+    reports = _run(name, cells, tmp_path_factory.mktemp("world"), 3600)
     failures = []
     for cell in cells:
         for report in reports:
@@ -203,8 +174,8 @@ def test_all_cells_train_as_on_one_device(name, tmp_path):
 
 
 def _assert_same(cell, expected, received):
-    assert "error" not in expected, f"one device: {expected['trace']}"
-    assert "error" not in received, received["trace"]
+    assert "error" not in expected, f"one device: {expected['error']}"
+    assert "error" not in received, received["error"]
     for key, value in received["expected"].items():
         # Absolute numbers, with six decimals.
         np.testing.assert_allclose(received["values"][key], value, rtol=1e-5, atol=2e-6)

@@ -6,13 +6,15 @@ models to Keras), then under each strategy. Global batches divide by the number 
 
 from __future__ import annotations
 
-import concurrent.futures
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.harness import run_script
+from tests.support.worlds import ALONE
+from tests.support.worlds import CLUSTERS
+from tests.support.worlds import reports_of
+from tests.support.worlds import side_by_side
 
 SCRIPT = Path(__file__).parent / "scripts" / "scenarios.py"
 
@@ -50,51 +52,27 @@ SCENARIOS = (
 #: Keras alone counts a step too many for every epoch of data of unknown length.
 WRONG_IN_KERAS = ("unknown_length",)
 
-WORLDS = {"two replicas": (1, ("mirrored", "2")), "two workers": (2, ()), "three workers": (3, ())}
 
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    def run(name, folder):
+        where = ("mirrored", "2") if name == "two replicas" else ()
+        args = [*where, "--", *SCENARIOS, *WRONG_IN_KERAS]
+        return [report["results"] for report in reports_of(SCRIPT, name, args, folder, 280)]
 
-def _run(folder, workers, where):
-    folder.mkdir()
-    run = run_script(
-        SCRIPT,
-        workers=workers,
-        args=[*where, "--", *SCENARIOS, *WRONG_IN_KERAS],
-        timeout=280,
-        tmp_path=folder,
-    )
-    assert run.code == 0, run.output
-    return [run.result(f"worker {index}") for index in range(workers)]
+    with side_by_side(run, tmp_path_factory) as reports:
+        yield reports
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory):
-    """Starts what one process each runs, side by side: one device and two replicas."""
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        yield {
-            name: pool.submit(_run, tmp_path_factory.mktemp("one") / "run", workers, where)
-            for name, (workers, where) in {"one device": (1, ()), **WORLDS}.items()
-            if workers == 1
-        }
+def one_device(worlds):
+    [results] = worlds(ALONE)
+    return results
 
 
-@pytest.fixture(scope="module")
-def one_device(started):
-    [report] = started["one device"].result()
-    assert report["replicas"] == 1
-    return report["results"]
-
-
-@pytest.fixture(scope="module", params=WORLDS)
-def world(request, started, tmp_path_factory):
-    workers, where = WORLDS[request.param]
-    if request.param in started:
-        reports = started[request.param].result()
-    else:
-        concurrent.futures.wait(started.values())  # A cluster needs the machine for itself.
-        reports = _run(tmp_path_factory.mktemp("world") / "run", workers, where)
-    replicas = int(where[1]) if where else workers
-    assert {report["replicas"] for report in reports} == {replicas}
-    return [report["results"] for report in reports]
+@pytest.fixture(scope="module", params=CLUSTERS)
+def world(request, worlds):
+    return worlds(request.param)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -16,17 +16,18 @@ import contextlib
 import logging
 import os
 import signal
-import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
-from tfdist.cluster import wire
+from tfdist.cluster import symptoms
+from tfdist.cluster import words
 from tfdist.cluster.doom import Doom
+from tfdist.cluster.doom import Region
 from tfdist.cluster.hub import Hub
+from tfdist.cluster.link import Link
 from tfdist.cluster.topology import Cluster
 from tfdist.cluster.topology import Task
 from tfdist.errors import DisagreementError
@@ -48,32 +49,25 @@ class Group:
 
     Args:
         cluster: The cluster this process is part of.
-        sock: Connected socket to the hub, past the barrier.
-        decoder: Decoder that has read `sock` so far.
+        link: This task's connection to the hub.
         tasks: Every task of the group in the order of gathered values.
         facts: What each task said of itself at the barrier.
         hub: The hub, in the chief's process.
-        silence_seconds: The chief is lost after so much silence.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        sock: socket.socket,
-        decoder: wire.Decoder,
+        link: Link,
         tasks: tuple[Task, ...],
         facts: list[dict[str, Any]],
         hub: Hub | None,
-        silence_seconds: float,
     ):
         self.cluster = cluster
         self.tasks = tasks
         self.facts = facts
-        self._sock = sock
-        self._decoder = decoder
+        self._link = link
         self._hub = hub
-        self._silence = silence_seconds
-        self._send_lock = threading.Lock()
         self._state = threading.Condition()
         self._round = 0
         self._reply: dict[str, Any] | None = None
@@ -81,20 +75,13 @@ class Group:
         self._left: dict[Task, str | None] = {}
         self._gone: set[Task] = set()
         self._news: dict[str, list[Any]] = {}
-        self._closed = False
-        self._region: str | None = None
+        self._region: str | Region = Region.UNMARKED
         self._broken: str | None = None
         self._doom: Doom | None = None
-        self._listeners: list[Callable[[], None]] = []
-        self._threads = [
-            threading.Thread(target=self._read, name="tfdist-group", daemon=True),
-            threading.Thread(target=self._beat, name="tfdist-heartbeat", daemon=True),
-        ]
 
     def start(self) -> Group:
         """Starts listening to the others; called once, by the barrier."""
-        for thread in self._threads:
-            thread.start()
+        self._link.start(self._take, self._chief_is_gone)
         os.register_at_fork(after_in_child=self._after_fork)
         atexit.register(self.leave)
         return self
@@ -104,10 +91,14 @@ class Group:
         return len(self.tasks)
 
     @property
-    def lost(self) -> dict[Task, str]:
-        """Tasks that died or stopped answering, with what was seen."""
-        with self._state:
-            return dict(self._lost)
+    def rank(self) -> int:
+        """Index of this task in `tasks`, and so of its value among those gathered."""
+        return self.tasks.index(self.cluster.task)
+
+    @property
+    def chief_rank(self) -> int:
+        """Index of the chief in `tasks`."""
+        return self.tasks.index(self.cluster.chief)
 
     def all_gather(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
         """Returns the value of every task, in the order of `tasks`.
@@ -148,7 +139,7 @@ class Group:
             if not all(place for _, _, place in reply["places"]):
                 with self._state:
                     self._raise_if_lost(name)
-            raise _disagreement(reply["places"])
+            raise words.disagreement(reply["places"])
         if "error" in reply:
             with self._state:
                 self._state.wait_for(lambda: bool(self._lost), timeout=5.0)
@@ -204,18 +195,18 @@ class Group:
             self._broken = None
         except BaseException as error:
             # Should this end the process by sys.exit(), nothing else would tell why.
-            self._broken = _in_one_line(error)
+            self._broken = words.in_one_line(error)
             if not isinstance(error, Exception):
                 raise
             if isinstance(error, (PeerLostError, DisagreementError)):
                 raise
             # The news of a death may be a moment behind the error that it caused.
-            if _looks_like_lost_peer(error):
+            if symptoms.is_of_lost_peer(error):
                 with self._state:
                     self._state.wait_for(lambda: bool(self._lost or self._left), timeout=8.0)
             with self._state:
                 self._raise_if_lost(name, error)
-                if self._left and _looks_like_lost_peer(error):
+                if self._left and symptoms.is_of_lost_peer(error):
                     raise self._peer_error(name) from error
             raise
         finally:
@@ -224,7 +215,7 @@ class Group:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Marks work inside of `together` that needs nobody and must not be cut short by a loss."""
-        outer, self._region = self._region, None
+        outer, self._region = self._region, Region.ALONE
         try:
             yield
         finally:
@@ -237,20 +228,18 @@ class Group:
             reason: What went wrong in this task, or None at a normal end.
         """
         with self._state:
-            if self._closed:
+            if self._link.over:
                 return
         if reason is None:
-            reason = _uncaught() or self._broken
+            reason = words.uncaught() or self._broken
         with contextlib.suppress(OSError):
-            self._send({"t": "bye", "reason": reason})
+            self._link.send({"t": "bye", "reason": reason})
         if self._hub is not None and reason is None:
             self._wait_for_farewells()
         with self._state:
-            self._closed = True
+            self._link.stop()
         if reason is None:
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)
-            self._sock.close()
+            self._link.close()
         # After a failure the connection closes with the process, which tells the others when.
 
     def wait_until_left(self, task: Task) -> str | None:
@@ -275,42 +264,13 @@ class Group:
                     log.info("done; waiting for %s to end", ", ".join(map(str, busy)))
                 self._state.wait(0.5)
 
-    # What the threads do.
-
     def _send(self, message: dict[str, Any]) -> None:
         try:
-            with self._send_lock:
-                self._sock.sendall(wire.pack(message))
+            self._link.send(message)
         except OSError as error:
-            if message["t"] == "bye":
-                return
             self._chief_is_gone(str(error))
 
-    def _beat(self) -> None:
-        while not self._closed:
-            time.sleep(self._silence / 8)
-            if not self._closed:
-                self._send({"t": "beat"})
-
-    def _read(self) -> None:
-        self._sock.settimeout(self._silence)
-        while not self._closed:
-            started = time.monotonic()
-            try:
-                data = self._sock.recv(65536)
-                if not data:
-                    raise wire.WireError("its connection closed")
-                messages = self._decoder.feed(data)
-            except TimeoutError:
-                if time.monotonic() - started > 1.5 * self._silence:
-                    continue  # This process itself was stopped for a while.
-                self._chief_is_gone(f"it has said nothing for {self._silence:.0f} s")
-                return
-            except OSError as error:
-                self._chief_is_gone(str(error))
-                return
-            for message in messages:
-                self._take(message)
+    # What the threads of the link do.
 
     def _take(self, message: dict[str, Any]) -> None:
         kind = message.get("t")
@@ -319,12 +279,11 @@ class Group:
                 if message.get("round") == self._round:  # Not one that came after its timeout.
                     self._reply = message
             elif kind == "lost":
-                task = Task(*message["task"])
-                self._note_loss(task, message["reason"])
+                self._note_loss(Task(*message["task"]), message["reason"])
             elif kind == "left":
                 task = Task(*message["task"])
                 self._left[task] = message.get("reason")
-                if message.get("reason") and task != self.cluster.task and not self._closed:
+                if message.get("reason") and task != self.cluster.task and not self._link.over:
                     log.error("%s failed: %s", self._name(task), message["reason"])
                     self._arm()
             elif kind == "news":
@@ -336,12 +295,12 @@ class Group:
     def _chief_is_gone(self, reason: str) -> None:
         chief = self.cluster.chief
         with self._state:
-            if self._closed:
+            if self._link.over:
                 return
             self._gone.add(chief)
             self._state.notify_all()
             if chief in self._left:
-                self._closed = True
+                self._link.stop()
                 return
             self._note_loss(chief, reason)
             self._state.notify_all()
@@ -359,8 +318,9 @@ class Group:
             self._doom = Doom(
                 NOTICE_SECONDS,
                 region=lambda: self._region,
+                waits=symptoms.is_in_operation,
                 error=self._locked_peer_error,
-                over=lambda: self._closed,
+                over=lambda: self._link.over,
             )
             self._doom.start()
 
@@ -371,23 +331,10 @@ class Group:
     # Messages to the user.
 
     def _name(self, task: Task) -> str:
-        address = self.cluster.address(task)
-        return f"{task} ({address})" if address else str(task)
+        return words.name_of(self.cluster, task)
 
     def _peer_error(self, name: str) -> PeerLostError:
-        if self._lost:
-            what = "; ".join(f"{self._name(t)} is gone: {why}" for t, why in self._lost.items())
-        else:
-            what = "; ".join(
-                f"{self._name(t)} " + (f"failed: {why}" if why else "has ended")
-                for t, why in self._left.items()
-            )
-        return PeerLostError(
-            f"every task of the cluster to stay until the end of {name}",
-            what,
-            "look at the end of that task's log, then start the job again "
-            "(`tfdist run --max-restarts` does it for you)",
-        )
+        return words.lost_peer(self.cluster, name, self._lost, self._left)
 
     def _raise_if_lost(self, name: str, cause: BaseException | None = None) -> None:
         """Raises if a task is lost or failed; called with the state held."""
@@ -400,10 +347,9 @@ class Group:
 
     def _after_fork(self) -> None:
         # A forked child would keep the connections open after this task has died.
-        self._closed = True
         self._state = threading.Condition()  # Another thread may have held it.
-        sockets = [self._sock, *(self._hub.sockets() if self._hub else [])]
-        for sock in sockets:
+        self._link.abandon()
+        for sock in self._hub.sockets() if self._hub else ():
             with contextlib.suppress(OSError):
                 sock.close()
         # TensorFlow's own handler of SIGTERM is inherited and does nothing in a child, which then
@@ -411,40 +357,3 @@ class Group:
         with contextlib.suppress(ValueError):
             if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _disagreement(places: list[list[Any]]) -> DisagreementError:
-    seen = ", ".join(
-        f"{Task(kind, index)} " + (f"at {place!r}" if place else "has ended")
-        for kind, index, place in places
-    )
-    return DisagreementError(
-        "every worker to be at the same point of the program",
-        seen,
-        "call fit, evaluate, predict and the like on every worker, in the same order and the "
-        "same number of times",
-    )
-
-
-def _uncaught() -> str | None:
-    """Returns the error that is ending this process, in one line, or None."""
-    error = getattr(sys, "last_value", None)
-    return None if error is None or hasattr(sys, "ps1") else _in_one_line(error)
-
-
-def _in_one_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:300] if text else ''}"
-
-
-def _looks_like_lost_peer(error: BaseException) -> bool:
-    """Whether TensorFlow raises this kind of error when a peer goes away in a collective."""
-    return type(error).__name__ in {
-        "UnavailableError",
-        "AbortedError",
-        "CancelledError",
-        "DeadlineExceededError",
-        "InternalError",
-        "UnknownError",
-        "FailedPreconditionError",
-    }

@@ -26,8 +26,10 @@ from typing import Any
 
 from tfdist._version import __version__
 from tfdist.cluster import wire
+from tfdist.cluster import words
 from tfdist.cluster.group import Group
 from tfdist.cluster.hub import Hub
+from tfdist.cluster.link import Link
 from tfdist.cluster.topology import Cluster
 from tfdist.cluster.topology import Task
 from tfdist.errors import ClusterError
@@ -341,10 +343,8 @@ def _wait_for_all(
                     "earlier runs",
                 )
             elif kind == "go":
-                group = Group(cluster, sock, decoder, cluster.tasks, message["facts"], hub, silence)
-                for rest in messages[position + 1 :]:
-                    group._take(rest)
-                return group
+                link = Link(sock, decoder, silence, messages[position + 1 :])
+                return Group(cluster, link, cluster.tasks, message["facts"], hub)
 
 
 def _check_versions(group: Group) -> None:
@@ -361,7 +361,7 @@ def _check_versions(group: Group) -> None:
 
 
 def _describe(cluster: Cluster, tasks: tuple[Task, ...]) -> str:
-    return ", ".join(f"{task} ({cluster.address(task)})" for task in tasks)
+    return ", ".join(words.name_of(cluster, task) for task in tasks)
 
 
 def _missing(

@@ -15,10 +15,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.engine import allreduce
 from tfdist.engine.scope import optimizers_of
 from tfdist.engine.scope import parts_of
 
 _apart: weakref.WeakSet[Any] = weakref.WeakSet()  # Optimizers whose replicas have their own.
+_compiled: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def begin() -> None:
+    """Forgets who has what, after a step was broken off: all go on with what the chief has."""
+    _apart.clear()
 
 
 class Accumulation:
@@ -60,25 +67,25 @@ class Accumulation:
         ]
 
     def _run(self, function: Any, optimizer: Any) -> None:
-        accumulators = [a for a in optimizer._accumulated_gradients if a is not None]
+        functions = _compiled.setdefault(optimizer, {})
+        if function not in functions:
+            accumulators = [a for a in optimizer._accumulated_gradients if a is not None]
+            owner = weakref.ref(optimizer)
+            # Not as arguments: the strategy would hand over what the variables hold.
+            on_replica = functools.partial(function, accumulators, owner)
+            on_replicas = functools.partial(self._strategy.run, on_replica)
+            functions[function] = tf.function(on_replicas, autograph=False)
+        functions[function]()
 
-        def on_replicas() -> Any:
-            # Not as arguments: the strategy would hand over what they hold.
-            return self._strategy.run(functools.partial(function, accumulators))
 
-        tf.function(on_replicas, autograph=False)()
-
-
-def _leave_to_first(accumulators: list[keras.Variable]) -> None:
+def _leave_to_first(accumulators: list[keras.Variable], owner: Any) -> None:
     first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
     for accumulator in accumulators:
         value = accumulator.value
         accumulator.assign(tf.where(first, value, tf.zeros_like(value)))
 
 
-def _add_up(accumulators: list[keras.Variable]) -> None:
-    context = tf.distribute.get_replica_context()
-    values = [tf.identity(accumulator.value) for accumulator in accumulators]
-    sums = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+def _add_up(accumulators: list[keras.Variable], owner: Any) -> None:
+    sums = allreduce.total([tf.identity(a.value) for a in accumulators], owner())
     for accumulator, value in zip(accumulators, sums, strict=True):
         accumulator.assign(value)

@@ -81,7 +81,9 @@ def activate() -> None:
         setattr(repair.owner, repair.name, replacement)
         installed.append(_label(repair))
     if installed:
-        log.info("tfdist engine active: %d functions of Keras replaced", len(installed))
+        log.info(
+            "tfdist engine active: %d functions of Keras and TensorFlow replaced", len(installed)
+        )
         log.debug("replaced: %s", ", ".join(installed))
 
 
@@ -135,6 +137,9 @@ def _check_versions() -> None:
         )
     import tensorflow as tf
     from tensorflow.python.distribute import input_lib
+    from tensorflow.python.eager.polymorphic_function.concrete_function import (
+        ConcreteFunction as function,
+    )
 
     if ".".join(tf.__version__.split(".")[:2]) not in TESTED_TENSORFLOW:
         log.warning(
@@ -142,10 +147,10 @@ def _check_versions() -> None:
             " and ".join(TESTED_TENSORFLOW),
             tf.__version__,
         )
-    if not hasattr(input_lib, "_dummy_tensor_fn"):
+    if not hasattr(input_lib, "_dummy_tensor_fn") or not hasattr(function, "_call_flat"):
         raise UnsupportedError(
             f"TensorFlow {' or '.join(TESTED_TENSORFLOW)}, which tfdist was tested with",
-            f"TensorFlow {tf.__version__}, whose distributed datasets are others",
+            f"TensorFlow {tf.__version__}, whose distributed datasets and functions are others",
             f"pip install 'tensorflow=={TESTED_TENSORFLOW[-1]}.*'",
         )
     if keras.backend.backend() != "tensorflow":
@@ -180,6 +185,7 @@ def _repairs() -> tuple[Repair, ...]:
     from tfdist.engine import loop
     from tfdist.engine import losses as loss_rules
     from tfdist.engine import numbers
+    from tfdist.engine import on_batch as on_batches
     from tfdist.engine import randomness
     from tfdist.engine import reduction
     from tfdist.engine import scope
@@ -205,7 +211,7 @@ def _repairs() -> tuple[Repair, ...]:
             @functools.wraps(original)
             def method(self: Any, *args: Any, **kwargs: Any) -> Any:
                 if is_ours(self):
-                    return loop.on_batch(self, name, original, *args, **kwargs)
+                    return on_batches.on_batch(self, name, original, *args, **kwargs)
                 return original(self, *args, **kwargs)
 
             return method
@@ -256,7 +262,7 @@ def _repairs() -> tuple[Repair, ...]:
         Repair(t, "predict", "as fit; an unbuilt model is not built", ours(loop.predict)),
         Repair(t, "train_on_batch", "optimizers of another scope", on_batch("train_on_batch")),
         Repair(t, "test_on_batch", "metrics of another scope", on_batch("test_on_batch")),
-        Repair(t, "predict_on_batch", "as predict", ours(loop.predict_on_batch)),
+        Repair(t, "predict_on_batch", "as predict", ours(on_batches.predict_on_batch)),
         Repair(
             t,
             "_make_function",
@@ -274,9 +280,8 @@ def _repairs() -> tuple[Repair, ...]:
         Repair(
             inspect.getmodule(TensorFlowTrainer),
             "reduce_per_replica",
-            "reduces scalars over axis 0 between workers",
+            "stops in TensorFlow where predictions are text",
             reduction.make,
-            'strategy.reduce("MEAN", v, axis=0)',
         ),
         Repair(
             losses,

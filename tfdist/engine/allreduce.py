@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -21,8 +20,9 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfdist import collectives
 from tfdist.cluster import current
-from tfdist.cluster import rendezvous
 from tfdist.cluster.group import Group
+from tfdist.engine.exchange import share_memory
+from tfdist.engine.replicas import is_on_cpu
 from tfdist.engine.replicas import is_several_workers
 from tfdist.errors import UnsupportedError
 from tfdist.strategies import communication
@@ -36,22 +36,27 @@ _AT_ONCE_BYTES = 8 << 20
 _BUCKET_BYTES, _PIECE_BYTES = 8 << 20, 4 << 20
 
 
-def total(gradients: list[Any]) -> list[Any]:
+def total(tensors: list[Any], owner: Any = None, *, compress: bool = False) -> list[Any]:
     """Returns the sums over all replicas; called in replica context.
 
     Args:
-        gradients: Tensors, `tf.IndexedSlices` (which stay slices) or None.
+        tensors: Tensors, `tf.IndexedSlices` (which stay slices) or None.
+        owner: The optimizer or the like that sums them, at every step; what is kept for it from
+            step to step goes when it does. None for a few numbers.
+        compress: Whether they may be compressed, if the options ask for it: gradients.
     """
-    dense = [i for i, gradient in enumerate(gradients) if isinstance(gradient, tf.Tensor)]
-    slices = [i for i, gradient in enumerate(gradients) if isinstance(gradient, tf.IndexedSlices)]
-    sums = list(gradients)
-    context = tf.distribute.get_replica_context()
-    carry = _carrier(context.strategy)
-    for indices, function in ((slices, _all_reduce), (dense, carry)):
-        if indices:
-            found = function([gradients[i] for i in indices])
-            for index, value in zip(indices, found, strict=True):
-                sums[index] = value
+    dense = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.Tensor)]
+    slices = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+    sums = list(tensors)
+    workers = _workers_of(tf.distribute.get_strategy())
+    if slices:
+        for index, value in zip(slices, _all_reduce([tensors[i] for i in slices]), strict=True):
+            sums[index] = value
+    if dense:
+        given = [tensors[i] for i in dense]
+        found = _all_reduce(given) if workers is None else workers.total(given, owner, compress)
+        for index, value in zip(dense, found, strict=True):
+            sums[index] = value
     return sums
 
 
@@ -62,14 +67,15 @@ def scalar_total(value: Any) -> Any:
 
 def begin(strategy: Any) -> None:
     """Forgets what an interrupted step has left under way; called by all workers together."""
-    if strategy in _carriers:
-        _carriers[strategy].begin()
+    workers = _known.get(strategy)
+    if workers is not None:
+        workers.begin()
 
 
 def explain(error: Exception) -> None:
     """Raises what went wrong in a sum, if that is why TensorFlow raised `error`."""
-    for carrier in _carriers.values():
-        own = carrier.error
+    for workers in _known.values():
+        own = workers.error if workers is not None else None
         if own is not None:
             raise own from error
 
@@ -99,19 +105,54 @@ def in_order(make: Callable[[], Any]) -> Any:
     return made
 
 
-_carriers: weakref.WeakKeyDictionary[Any, _Workers] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, _Workers | None] = weakref.WeakKeyDictionary()
 
 
-def _carrier(strategy: Any) -> Callable[[list[Any]], list[Any]]:
-    """Returns what sums dense tensors under `strategy`."""
-    devices = strategy.extended.worker_devices
-    on_cpu = all("CPU" in device.upper() for device in devices)
+def _workers_of(strategy: Any) -> _Workers | None:
+    """Returns what sums dense tensors under `strategy`, or None for TensorFlow's own all-reduce."""
+    if strategy not in _known:
+        _known[strategy] = _choose(strategy)
+    return _known[strategy]
+
+
+def _choose(strategy: Any) -> _Workers | None:
+    options = communication.options_of(strategy)
     group = current.group() if is_several_workers(strategy) else None
-    if group is None or not on_cpu or group.size != strategy.num_replicas_in_sync:
-        return _all_reduce
-    if strategy not in _carriers:
-        _carriers[strategy] = _Workers(group, communication.options_of(strategy))
-    return _carriers[strategy].total
+    if group is not None and is_on_cpu(strategy) and group.size == strategy.num_replicas_in_sync:
+        return _Workers(group, options)
+    if group is not None:
+        why = "only workers of one CPU replica each can share memory or compress"
+        if options.transport == "shared_memory":
+            raise UnsupportedError(
+                "workers that can share memory, as transport='shared_memory' asks for",
+                why,
+                "leave the transport at 'auto'",
+            )
+        log.info("gradients travel through TensorFlow's all-reduce as they are: %s", why)
+    return None
+
+
+class _Book:
+    """What is kept between the steps of one owner of sums.
+
+    Attributes:
+        reducers: The shared memory for given buckets, at a given place in a step.
+        debts: What rounding has taken from gradients so far, for each pack of them.
+    """
+
+    def __init__(self) -> None:
+        self.reducers: dict[Any, collectives.AllReduce] = {}
+        self.debts: dict[tuple[int, int], Any] = {}
+        self._uses: weakref.WeakKeyDictionary[Any, Counter[Any]] = weakref.WeakKeyDictionary()
+
+    def place(self, buckets: Any, graph: Any) -> int:
+        """Returns how many sums of the same buckets came before in the function of `graph`.
+
+        Two sums of one step must not take each other's memory.
+        """
+        counter = self._uses.setdefault(_root(graph), Counter())
+        counter[buckets] += 1
+        return counter[buckets] - 1
 
 
 class _Workers:
@@ -128,28 +169,35 @@ class _Workers:
         self._why_not = ""
         if options.transport == "tensorflow":
             self._take_ring("transport='tensorflow' asks for it")
-        self._reducers: dict[Any, collectives.AllReduce] = {}
-        self._debts: dict[tuple[int, int], Any] = {}
-        self._uses: weakref.WeakKeyDictionary[Any, Counter[Any]] = weakref.WeakKeyDictionary()
+        self._has_shared = False
+        # Workers have the memory for a sum together or not at all, since it lives as long as the
+        # owner of the sum; a graph or a cache might end on one of them alone.
+        self._books: weakref.WeakKeyDictionary[Any, _Book] = weakref.WeakKeyDictionary()
+        self._others = _Book()
 
     def begin(self) -> None:
         """Forgets what is under way."""
-        for reducer in self._reducers.values():
+        for reducer in self._reducers():
             reducer.reset()
 
     @property
     def error(self) -> BaseException | None:
         """What went wrong in shared memory, or None."""
-        return next((r.error for r in self._reducers.values() if r.error is not None), None)
+        return next((r.error for r in self._reducers() if r.error is not None), None)
 
-    def total(self, tensors: list[Any]) -> list[Any]:
-        """Returns the sums over all workers."""
+    def _reducers(self) -> list[collectives.AllReduce]:
+        books = [self._others, *self._books.values()]
+        return [reducer for book in books for reducer in book.reducers.values()]
+
+    def total(self, tensors: list[Any], owner: Any, compress: bool) -> list[Any]:
+        """Returns the sums over all workers; arguments as of the function `total`."""
         order = list(reversed(range(len(tensors))))  # The last layer's gradient is there first.
-        size = self._options.bucket_bytes or _BUCKET_BYTES
-        packs = _packs([tensors[i] for i in order], size)
-        reducer = self._reducer(tensors[0], packs)
+        backwards = [tensors[i] for i in order]
+        book = self._others if owner is None else self._books.setdefault(owner, _Book())
+        packs = _packs(backwards, self._options.bucket_bytes or _BUCKET_BYTES)
+        reducer = self._reducer(packs, book)
         if reducer is None:
-            found = self._through_tensorflow(packs)
+            found = self._through_tensorflow(backwards, book.debts if compress else None)
         elif tf.executing_eagerly():
             found = [
                 tf.convert_to_tensor(value)
@@ -161,43 +209,29 @@ class _Workers:
         sums = dict(zip(order, found, strict=True))
         return [sums[index] for index in range(len(tensors))]
 
-    def _reducer(self, tensor: Any, packs: list[list[Any]]) -> collectives.AllReduce | None:
+    def _reducer(self, packs: list[list[Any]], book: _Book) -> collectives.AllReduce | None:
         """Returns the shared memory for such tensors, made when all workers first come here."""
-        if self._why_not or not all(t.dtype.name in _NAMES for pack in packs for t in pack):
+        tensors = [tensor for pack in packs for tensor in pack]
+        if self._why_not or not all(t.dtype.name in collectives.ITEM_BYTES for t in tensors):
             return None
-        if not all(t.shape.is_fully_defined() for pack in packs for t in pack):
+        if not all(tensor.shape.is_fully_defined() for tensor in tensors):
             return None
         buckets = tuple(
             collectives.Bucket(pack[0].dtype.name, tuple(tuple(t.shape) for t in pack))
             for pack in packs
         )
-        # Two sums of one step must not take each other's place.
-        use = 0
-        if not tf.executing_eagerly():
-            counter = self._uses.setdefault(_root(tensor.graph), Counter())
-            use = counter[buckets]
-            counter[buckets] += 1
-        if (buckets, use) not in self._reducers:
+        place = 0 if tf.executing_eagerly() else book.place(buckets, tensors[0].graph)
+        if (buckets, place) not in book.reducers:
             with tf.init_scope():
                 reducer = self._connect(buckets)
             if reducer is None:
                 return None
-            self._reducers[buckets, use] = reducer
-        return self._reducers[buckets, use]
+            book.reducers[buckets, place] = reducer
+        return book.reducers[buckets, place]
 
     def _connect(self, buckets: tuple[collectives.Bucket, ...]) -> collectives.AllReduce | None:
-        group = self._group
-        what = "sharing memory for gradients"
-        patience = rendezvous.patience_from(os.environ)
-        first = not self._reducers
-        reducer, why_not = collectives.connect(
-            group.tasks.index(group.cluster.task),
-            [str(task) for task in group.tasks],
-            lambda value: group.all_gather(what, value, patience),
-            buckets,
-            check=lambda: group.raise_if_lost("the sum of gradients"),
-            timeout_seconds=self._options.timeout_seconds,
-        )
+        limit = self._options.timeout_seconds
+        reducer, why_not = share_memory(self._group, "the sum of gradients", buckets, limit)
         if reducer is None and self._options.transport == "shared_memory":
             raise UnsupportedError(
                 "workers that can share memory, as transport='shared_memory' asks for",
@@ -206,7 +240,8 @@ class _Workers:
             )
         if reducer is None:
             self._take_ring(why_not)
-        elif first:
+        elif not self._has_shared:
+            self._has_shared = True
             log.info(
                 "gradients travel through memory that the workers share%s",
                 ", as they are: no wire to compress them for" if self._options.compression else "",
@@ -218,47 +253,43 @@ class _Workers:
         wire = f", as {self._options.compression}" if self._options.compression else ""
         log.info("gradients travel through TensorFlow's ring%s: %s", wire, reason)
 
-    def _through_tensorflow(self, packs: list[list[Any]]) -> list[Any]:
+    def _through_tensorflow(
+        self, tensors: list[Any], debts: dict[tuple[int, int], Any] | None
+    ) -> list[Any]:
         size = self._options.bucket_bytes or _PIECE_BYTES
         found: list[Any] = []
-        for key, pack in enumerate(packs):
+        for key, pack in enumerate(_packs(tensors, size)):
             flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in pack], axis=0)
-            narrow, widen = self._narrow(flat, key)
-            joined = widen(tf.concat([_all_reduce([p])[0] for p in _pieces(narrow, size)], axis=0))
-            at = 0
+            narrow = flat if debts is None else self._narrow(flat, key, debts)
+            joined = tf.concat([_all_reduce([piece])[0] for piece in _pieces(narrow, size)], axis=0)
+            joined, at = tf.cast(joined, flat.dtype), 0
             for tensor in pack:
                 found.append(tf.reshape(joined[at : at + tf.size(tensor)], tf.shape(tensor)))
                 at += tf.size(tensor)
-        return _named([tensor for pack in packs for tensor in pack], found)
+        return _named(tensors, found)
 
-    def _narrow(self, flat: Any, key: int) -> tuple[Any, Callable[[Any], Any]]:
-        """Returns `flat` as it goes over the wire, and what makes a sum of such wide again.
+    def _narrow(self, flat: Any, key: int, debts: dict[tuple[int, int], Any]) -> Any:
+        """Returns `flat` as it goes over the wire.
 
         What rounding takes away is kept and added to the next step's, so that it is late, not lost
         (error feedback; Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014).
         """
         wire = self._options.compression
         if wire is None or flat.dtype != tf.float32:
-            return flat, lambda value: value
+            return flat
         if flat.shape[0] is None:
-            return tf.cast(flat, wire), lambda value: tf.cast(value, flat.dtype)
-        owed = self._owed(key, int(flat.shape[0]))
-        whole = flat + owed
-        # A gradient that is not finite must be seen now, and not be carried on for ever.
-        narrow = tf.cast(_within(whole, wire, self._group.size), wire)
-        error = whole - tf.cast(narrow, flat.dtype)
-        owed.assign(tf.where(tf.math.is_finite(error), error, 0.0))
-        return narrow, lambda value: tf.cast(value, flat.dtype)
-
-    def _owed(self, key: int, size: int) -> Any:
-        if (key, size) not in self._debts:
+            return tf.cast(_within(flat, wire, self._group.size), wire)
+        place = key, int(flat.shape[0])
+        if place not in debts:
             with tf.init_scope():
                 # Not `tf.Variable`: a strategy would make one for all workers of it.
-                self._debts[key, size] = ResourceVariable(tf.zeros([size]), trainable=False)
-        return self._debts[key, size]
-
-
-_NAMES = frozenset(("float32", "float64", "int32", "int64", "float16", "bfloat16"))
+                debts[place] = ResourceVariable(tf.zeros([place[1]]), trainable=False)
+        whole = flat + debts[place]
+        narrow = tf.cast(_within(whole, wire, self._group.size), wire)
+        error = whole - tf.cast(narrow, flat.dtype)
+        # A gradient that is not finite must be seen now, and not be carried on for ever.
+        debts[place].assign(tf.where(tf.math.is_finite(error), error, 0.0))
+        return narrow
 
 
 def _within(values: Any, wire: str, terms: int) -> Any:

@@ -16,6 +16,8 @@ import tensorflow as tf
 from keras import tree
 from keras.src import backend as keras_backend
 
+from tfdist.engine.replicas import is_composite
+
 log = logging.getLogger("absl")
 
 
@@ -57,8 +59,7 @@ def spec_of(batch: Any) -> Any:
     def one(leaf: Any) -> Any:
         if leaf is None:
             return None
-        composite = isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
-        return tf.type_spec_from_value(leaf if composite else tf.convert_to_tensor(leaf))
+        return tf.type_spec_from_value(leaf if is_composite(leaf) else tf.convert_to_tensor(leaf))
 
     return tree.map_structure(one, batch, none_is_leaf=True)
 

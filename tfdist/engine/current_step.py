@@ -56,8 +56,8 @@ class ReplicaStep:
             loss, {known.name for known, part in self._parts if known is part}
         )
 
-    def part_of(self, term: own_losses.Term) -> Any:
-        """Returns what one term of a loss adds to this replica's part of it."""
+    def weight_of(self, term: own_losses.Term) -> Any:
+        """Returns how much this replica's part of a loss grows with one term of it."""
         if term.kind in (own_losses.PART, own_losses.SUM):
             return term.weight
         return term.weight * tf.cast(self.share, term.weight.dtype)
@@ -102,15 +102,15 @@ class ReplicaStep:
         return tf.executing_eagerly() or tf.compat.v1.get_default_graph() is self.graph
 
 
-@functools.cache  # Once for a model, not for every replica and optimizer.
-def warn_of_own_loss(model: str, replicas: int) -> None:
+@functools.cache  # Once for the models of a name, not for every replica and optimizer.
+def warn_of_own_loss(model: str) -> None:
     """Warns of a gradient of which it cannot be seen what it is to be weighed by."""
     log.warning(
         "train_step of %s takes a gradient of a loss of its own: it is weighed by the replica's "
         "share of the examples (1/%d where all have as many), as the part of a mean. If your loss "
         "is no mean, use self.compute_loss, a keras.losses object or tf.nn.compute_average_loss",
         model,
-        replicas,
+        tf.distribute.get_strategy().num_replicas_in_sync,
     )
 
 

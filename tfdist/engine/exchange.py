@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,7 +18,32 @@ from tfdist.cluster import rendezvous
 from tfdist.cluster.group import Group
 from tfdist.errors import PeerLostError
 
-_interrupted = False
+
+def share_memory(
+    group: Group, what: str, buckets: Sequence[collectives.Bucket], limit: float | None = None
+) -> tuple[collectives.AllReduce | None, str]:
+    """Returns memory in which the workers of `group` sum `buckets`; they all call it together.
+
+    Args:
+        group: The workers.
+        what: What is summed, for messages.
+        buckets: See `collectives.connect`.
+        limit: Longest wait for another worker, in seconds; None: as long as for any agreement.
+
+    Returns:
+        As `collectives.connect`.
+    """
+    patience = rendezvous.patience_from(os.environ)
+    return collectives.connect(
+        group.rank,
+        [str(task) for task in group.tasks],
+        lambda value: group.all_gather(f"sharing memory for {what}", value, patience),
+        buckets,
+        check=lambda: group.raise_if_lost(what),
+        timeout_seconds=patience if limit is None else limit,
+        what=what,
+        variable="TFDIST_AGREEMENT_TIMEOUT" if limit is None else "TFDIST_TIMEOUT_SECONDS",
+    )
 
 
 class Exchange:
@@ -32,17 +58,9 @@ class Exchange:
     def __init__(self, group: Group, name: str, width: int):
         self._group = group
         self._name = name
-        self._patience = rendezvous.patience_from(os.environ)
-        self._rank = group.tasks.index(group.cluster.task)
-        self.reducer, _ = collectives.connect(
-            self._rank,
-            [str(task) for task in group.tasks],
-            lambda value: group.all_gather(f"sharing memory for {name}", value, self._patience),
-            [collectives.Bucket("int64", ((group.size, width),))],
-            check=lambda: group.raise_if_lost(name),
-            timeout_seconds=self._patience,
-        )
         self._mine = np.zeros((group.size, width), np.int64)
+        bucket = collectives.Bucket("int64", ((group.size, width),))
+        self._reducer, _ = share_memory(group, name, [bucket])
 
     def gather(self, values: list[int]) -> list[list[int]]:
         """Returns the numbers of every worker, in the order of the group's tasks.
@@ -50,16 +68,21 @@ class Exchange:
         Raises:
             PeerLostError: Another worker died, or did not come in time.
         """
-        if self.reducer is None:
-            return self._group.all_gather(self._name, values, self._patience)
-        self._mine[self._rank] = values
-        try:
-            [everyone] = self.reducer.reduce(0, [self._mine])
-        except BaseException:
-            interrupt()
-            raise
+        if self._reducer is None:
+            patience = rendezvous.patience_from(os.environ)
+            return self._group.all_gather(self._name, values, patience)
+        self._mine[self._group.rank] = values
+        [everyone] = self._reducer.reduce(0, [self._mine])
         gathered: list[list[int]] = everyone.tolist()
         return gathered
+
+    def begin(self) -> None:
+        """Forgets what is under way; called by all workers together."""
+        if self._reducer is not None:
+            self._reducer.reset()
+
+
+_made: list[Exchange] = []
 
 
 @functools.cache
@@ -68,29 +91,11 @@ def exchange(name: str, width: int) -> Exchange:
     group = current.group()
     if group is None:
         raise PeerLostError("a group of workers", "a process alone")
-    made = Exchange(group, name, width)
-    _made.append(made)
-    return made
-
-
-_made: list[Exchange] = []
-
-
-def interrupt() -> None:
-    """Takes note that a step was broken off, so that what was under way must be forgotten."""
-    global _interrupted
-    _interrupted = True
-
-
-def interrupted() -> bool:
-    """Whether a step of this process was broken off since `begin`."""
-    return _interrupted
+    _made.append(Exchange(group, name, width))
+    return _made[-1]
 
 
 def begin() -> None:
-    """Forgets what is under way; called by all workers together."""
-    global _interrupted
-    _interrupted = False
+    """Forgets what is under way everywhere; called by all workers together."""
     for each in _made:
-        if each.reducer is not None:
-            each.reducer.reset()
+        each.begin()

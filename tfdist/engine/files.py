@@ -147,10 +147,8 @@ def _is_chief(strategy: Any) -> bool:
 
 
 def _reads_collectively(model: Any) -> bool:
-    variables = list(model.variables)
-    for optimizer in scope.optimizers_of(model):
-        variables += optimizer.variables
-    return any(v.value.synchronization == tf.VariableSynchronization.ON_READ for v in variables)
+    on_read = tf.VariableSynchronization.ON_READ
+    return any(v.value.synchronization == on_read for v in scope.variables_of(model))
 
 
 def _local_path(filepath: Any) -> str | None:

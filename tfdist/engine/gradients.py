@@ -74,7 +74,7 @@ def apply_scaled(original: Callable[..., Any]) -> Callable[..., Any]:
         # With accumulation the gradients themselves travel once an update, their state every step.
         accumulates = bool(self.inner_optimizer.gradient_accumulation_steps)
         if not accumulates:
-            gradients = allreduce.total(gradients)
+            gradients = allreduce.total(gradients, self.inner_optimizer, compress=True)
         finite = _all_finite(gradients)
         if accumulates:
             bad = tf.cast(tf.logical_not(finite), tf.float32)
@@ -98,7 +98,7 @@ def apply_scaled(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _update(optimizer: Any, gradients: list[Any], variables: list[Any], summed: bool) -> None:
     if not summed:
-        gradients = allreduce.total(gradients)
+        gradients = allreduce.total(gradients, optimizer, compress=True)
     with _summed(True):
         gradients = optimizer._clip_gradients(gradients)
         optimizer._apply_weight_decay(variables)
@@ -117,7 +117,7 @@ def _accumulate_or_update(
     def update(*gradients: Any) -> None:
         total = [g + a.value for g, a in zip(gradients, accumulators, strict=True)]
         if not summed:
-            total = allreduce.total(total)
+            total = allreduce.total(total, optimizer, compress=True)
         _update(optimizer, [g / steps for g in total], variables, summed=True)
         optimizer._backend_reset_gradient_accumulators()
 
@@ -203,7 +203,7 @@ def _parts(gradients: Any, variables: Any) -> list[Any]:
         return gradients
     are_parts = step.has_gradients_of_parts
     if not are_parts:
-        current_step.warn_of_own_loss(step.model, tf.distribute.get_strategy().num_replicas_in_sync)
+        current_step.warn_of_own_loss(step.model)
     return [_part(gradient, step, are_parts) for gradient in gradients]
 
 

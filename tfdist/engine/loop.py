@@ -13,26 +13,23 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 from keras import tree
 from keras.src.backend import config as keras_config
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters import data_adapter_utils
-from keras.src.utils.python_utils import pythonify_logs
 
-from tfdist.engine import build
 from tfdist.engine import callbacks as callback_rules
 from tfdist.engine import prepare
 from tfdist.engine import replicas
 from tfdist.engine import scope
-from tfdist.engine import steps as step_functions
 from tfdist.engine.accumulation import Accumulation
 from tfdist.engine.inputs import Feed
 from tfdist.engine.inputs import executions
+from tfdist.engine.logs import results
 from tfdist.engine.peers import Peers
 from tfdist.engine.statistics import Statistics
+from tfdist.engine.steps import StepFunction
 
 
 def fit(
@@ -96,8 +93,8 @@ def fit(
             )
 
         def validate(calls: Any, what: str) -> dict[str, Any]:
+            assert validation is not None
             if type(model).evaluate is keras.Model.evaluate:
-                assert validation is not None
                 return _evaluate(model, validation, peers, calls, what)
             # A subclass that evaluates in its own way, called as Keras calls it.
             own: dict[str, Any] = model.evaluate(
@@ -121,35 +118,30 @@ def fit(
             agreed |= {f"validation {k}": v for k, v in prepare.data_facts(validation).items()}
         prepare.prepare(model, feed, peers, agreed)
         calls = callback_rules.as_list(callbacks)
-        stops = peers.any("its callbacks", callback_rules.may_stop_training(calls))
         with callback_rules.of_one_worker(calls, peers.is_chief):
             return _fit(
                 model,
                 feed,
-                validation,
-                validate,
+                validate if validation is not None else None,
                 peers,
                 callbacks,
                 epochs,
                 initial_epoch,
                 _verbosity(verbose, peers),
                 validation_freq,
-                stops,
             )
 
 
 def _fit(
     model: Any,
     feed: Feed,
-    validation: Feed | None,
-    validate: Callable[[Any, str], dict[str, Any]],
+    validate: Callable[[Any, str], dict[str, Any]] | None,
     peers: Peers,
     callbacks: Any,
     epochs: int,
     initial_epoch: int,
     verbose: Any,
     validation_freq: Any,
-    agree_every_step: bool,
 ) -> Any:
     calls = callback_rules.container(
         model,
@@ -166,12 +158,17 @@ def _fit(
     # A callback may have restored weights and the epoch, on the chief alone perhaps.
     start = peers.chiefs("the epoch it starts from", model._initial_epoch or initial_epoch)
     model._initial_epoch = None
-    peers.equalize(_state_of(model))
+    # The state of a seed generator is a replica's own.
+    peers.equalize(v for v in scope.variables_of(model) if "seed_generator" not in v.path)
 
     statistics = Statistics(model)
     accumulation = Accumulation(model)
-    read = callback_rules.read_training_logs(calls.callbacks, with_bar=peers.group is None)
-    _set_metrics(model.train_function, peers.any("who reads its logs", read))
+    agree_every_step, reads_logs = peers.any_of(
+        "its callbacks",
+        callback_rules.may_stop_training(calls.callbacks),
+        callback_rules.read_training_logs(calls.callbacks, with_bar=peers.group is None),
+    )
+    _set_metrics(model.train_function, reads_logs)
 
     logs: Any = {}
     training_logs = None
@@ -198,10 +195,10 @@ def _fit(
             break
         statistics.synchronize()
         what = f"the logs of epoch {epoch + 1}"
-        epoch_logs = _results(model, model.train_function, logs, peers, what)
-        if validation is not None and model._should_eval(epoch, validation_freq):
-            results = validate(calls, f"validation of epoch {epoch + 1}")
-            epoch_logs.update({f"val_{name}": value for name, value in results.items()})
+        epoch_logs = results(model, model.train_function, logs, peers, what)
+        if validate is not None and model._should_eval(epoch, validation_freq):
+            found = validate(calls, f"validation of epoch {epoch + 1}")
+            epoch_logs.update({f"val_{name}": value for name, value in found.items()})
         calls.on_epoch_end(epoch, epoch_logs)
         training_logs = epoch_logs
         _agree_on_rate(model, peers, epoch)
@@ -258,9 +255,12 @@ def evaluate(
 def _evaluate(model: Any, feed: Feed, peers: Peers, calls: Any, what: str) -> dict[str, Any]:
     model.make_test_function()
     model.stop_evaluating = False
-    agree = peers.any("its callbacks", callback_rules.may_stop_testing(calls.callbacks))
-    read = callback_rules.read_test_logs(calls.callbacks, with_bar=peers.group is None)
-    _set_metrics(model.test_function, peers.any("who reads its logs", read))
+    agree, reads_logs = peers.any_of(
+        "its callbacks",
+        callback_rules.may_stop_testing(calls.callbacks),
+        callback_rules.read_test_logs(calls.callbacks, with_bar=peers.group is None),
+    )
+    _set_metrics(model.test_function, reads_logs)
     calls.on_test_begin()
     logs: Any = {}
     model.reset_metrics()
@@ -274,9 +274,9 @@ def _evaluate(model: Any, feed: Feed, peers: Peers, calls: Any, what: str) -> di
         if _stops(peers, agree, model.stop_evaluating):
             break
     batches.close()
-    results = _results(model, model.test_function, logs, peers, what)
-    calls.on_test_end(results)
-    return results
+    found = results(model, model.test_function, logs, peers, what)
+    calls.on_test_end(found)
+    return found
 
 
 def predict(
@@ -315,50 +315,24 @@ def _predict(model: Any, feed: Feed, peers: Peers, calls: Any) -> Any:
     model.stop_predicting = False
     agree = peers.any("its callbacks", callback_rules.may_stop_predicting(calls.callbacks))
     calls.on_predict_begin()
-    results: list[Any] = []
+    parts: list[Any] = []
     batches = feed.epoch()
     for begin, execution in executions(batches, model.steps_per_execution):
         counted = list(execution)
         calls.on_predict_batch_begin(begin)
         data = [batch.unpacked(model.distribute_strategy) for batch in counted]
-        results.append(model.predict_function(data))
-        calls.on_predict_batch_end(begin + len(counted) - 1, {"outputs": results[-1]})
+        parts.append(model.predict_function(data))
+        calls.on_predict_batch_end(begin + len(counted) - 1, {"outputs": parts[-1]})
         if _stops(peers, agree, model.stop_predicting):
             break
     batches.close()
     calls.on_predict_end()
-    if not results:
+    if not parts:
         raise ValueError("Expected data to predict on. Received: no batch at all.")
     outputs = tree.map_structure(
-        lambda *parts: keras_trainer.potentially_ragged_concat(list(parts)), *results
+        lambda *each: keras_trainer.potentially_ragged_concat(list(each)), *parts
     )
     return tree.map_structure(keras_trainer.convert_to_np_if_not_ragged, outputs)
-
-
-def on_batch(model: Any, call: str, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs `train_on_batch`, `test_on_batch` or `predict_on_batch` on every replica of the job.
-
-    Each worker passes its own batch, of the same size on every worker; every replica of a machine
-    sees the machine's whole batch. What it returns is that worker's.
-    """
-    peers = Peers(model.distribute_strategy, call)
-    with peers.together():
-        scope.adopt(model, model.distribute_strategy)
-        accumulation = Accumulation(model)
-        accumulation.part()
-        try:
-            return original(model, *args, **kwargs)
-        finally:
-            accumulation.join()
-
-
-def predict_on_batch(model: Any, x: Any) -> Any:
-    """Predicts one batch on this worker; arguments and result as of Keras's method."""
-    peers = Peers(model.distribute_strategy, "predict_on_batch")
-    with peers.together():
-        build.build(model, build.spec_of((x,)), to_train=False)
-        outputs = step_functions.predict_here(model, x)
-        return tree.map_structure(keras_trainer.convert_to_np_if_not_ragged, outputs)
 
 
 def _stops(peers: Peers, agree: bool, flag: bool) -> bool:
@@ -382,61 +356,8 @@ class _Counted:
 
 
 def _set_metrics(function: Any, known: bool) -> None:
-    if isinstance(function, step_functions.StepFunction):
+    if isinstance(function, StepFunction):
         function.knows_metrics = known
-
-
-def _results(model: Any, function: Any, logs: Any, peers: Peers, what: str) -> dict[str, Any]:
-    """Returns the values over all examples of all replicas, the same on every worker."""
-    own = model._get_metrics_result_or_logs(logs)
-    if not isinstance(own, dict):
-        own = logs = {"loss": own}
-    if own is not logs:
-        return _as_logs(own)
-    # A custom step reports what it likes. Metrics know all examples; of other values this
-    # process has only its own, of the last batch.
-    metrics = {metric.name: metric for metric in model.metrics}
-    known = {
-        name: _plain(metrics[name].result())
-        for name in logs
-        if name in metrics and _was_updated(metrics[name])
-    }
-    rest = {name: _plain(value) for name, value in logs.items() if name not in known}
-    if rest:
-        rest = peers.mean(what, rest, getattr(function, "weight", 1.0))
-    return _as_logs({**rest, **known})
-
-
-def _as_logs(values: dict[str, Any]) -> dict[str, Any]:
-    # Flat, in the order of names, plain numbers: as Keras hands logs to callbacks.
-    logs: dict[str, Any] = pythonify_logs({name: _plain(value) for name, value in values.items()})
-    return logs
-
-
-def _was_updated(metric: Any) -> bool:
-    # A loss tracker that the step does not use says 0, which is not what the step reports.
-    count = getattr(metric, "count", None)
-    return not isinstance(count, keras.Variable) or float(count.value.numpy()) > 0
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if tf.is_tensor(value):
-        value = value.numpy()
-    return float(value) if np.ndim(value) == 0 and not isinstance(value, (str, bytes)) else value
-
-
-def _state_of(model: Any) -> list[Any]:
-    variables = [v for v in model.variables if not _is_seed(v)]
-    for optimizer in scope.optimizers_of(model):
-        variables += optimizer.variables
-    return variables
-
-
-def _is_seed(variable: Any) -> bool:
-    # The state of a seed generator is a replica's own.
-    return "seed_generator" in variable.path
 
 
 def _agree_on_rate(model: Any, peers: Peers, epoch: int) -> None:

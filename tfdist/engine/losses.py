@@ -22,11 +22,11 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend as keras_backend
 from keras.src.losses import loss as keras_losses
 
 from tfdist.engine import allreduce
 from tfdist.engine import current_step
+from tfdist.engine import made_up
 from tfdist.engine import own_losses
 
 log = logging.getLogger("absl")
@@ -147,18 +147,14 @@ def differentiated(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, target, sources, output_gradients, **kwargs)
         step.has_gradients_of_parts = True
         if any(term.kind == own_losses.GUESS for term in terms):
-            current_step.warn_of_own_loss(step.model, _replicas())
-        weights = [step.part_of(term) for term in terms]
+            current_step.warn_of_own_loss(step.model)
+        weights = [step.weight_of(term) for term in terms]
         if {term.kind for term in terms} != {own_losses.PART}:
             values = [step.unless_empty(term.value) for term in terms]
             step.mark(target, tf.add_n([v * w for v, w in zip(values, weights, strict=True)]))
         return original(self, [term.value for term in terms], sources, weights, **kwargs)
 
     return gradient
-
-
-def _replicas() -> int:
-    return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
 def watched(original: Any) -> Any:
@@ -253,27 +249,12 @@ def _kind_of(loss: Any, y_true: Any, y_pred: Any) -> str:
     """Tries a loss function on a batch and on the same batch twice over."""
     try:
         with tf.init_scope():
-            true, predicted = _made_up(y_true, 1), _made_up(y_pred, 2)
+            true, predicted = made_up.batch_like(y_true, 1), made_up.batch_like(y_pred, 2)
             once = float(loss.call(true, predicted))
-            twice = float(loss.call(_twice(true), _twice(predicted)))
+            twice = float(loss.call(made_up.twice(true), made_up.twice(predicted)))
     except Exception as error:  # Of the user's function, on made-up data: anything.
         log.debug("could not try %s: %s", loss, error)
         return "mean"
     if abs(twice - once) <= 1e-4 * abs(once):
         return "mean"
     return "sum" if abs(twice - 2 * once) <= 1e-4 * abs(once) else "unknown"
-
-
-def _made_up(like: Any, seed: int) -> Any:
-    def one(leaf: Any) -> Any:
-        dtype = tf.as_dtype(keras_backend.standardize_dtype(leaf.dtype))
-        known = tuple(leaf.shape)
-        shape = [3, *(4 if size is None else size for size in known[1:])]
-        values = tf.random.stateless_uniform(shape, (seed, 0), 0.05, 0.95)
-        return tf.cast(values if dtype.is_floating else values > 0.5, dtype)
-
-    return keras.tree.map_structure(one, like)
-
-
-def _twice(value: Any) -> Any:
-    return keras.tree.map_structure(lambda leaf: tf.concat([leaf, leaf], axis=0), value)

@@ -25,6 +25,8 @@ from keras.src import backend as keras_backend
 
 from tfdist.engine import allreduce
 from tfdist.engine import current_step
+from tfdist.engine import made_up
+from tfdist.engine.replicas import wide_enough
 
 log = logging.getLogger("absl")
 
@@ -61,6 +63,15 @@ def metrics_over_all(model: Any, logs: dict[str, Any]) -> dict[str, Any]:
     return {name: value(name) for name in logs if name in results}
 
 
+def was_updated(metric: Any) -> bool:
+    """Whether an epoch's step has told `metric` anything, as far as can be seen.
+
+    A loss tracker that the step does not use says 0, which is not what the step reports.
+    """
+    count = getattr(metric, "count", None)
+    return not isinstance(count, keras.Variable) or float(count.value.numpy()) > 0
+
+
 def adopt(model: Any) -> None:
     """Lets metrics of the user's own be updated right under several replicas."""
     for metric in _all_metrics(model):
@@ -94,7 +105,7 @@ def _update(metric: Any, update: Callable[..., Any], *args: Any, **kwargs: Any) 
     context = tf.distribute.get_replica_context()
 
     def whole(value: Any) -> Any:
-        return context.all_gather(value, axis=0) if _is_batch(value) else value
+        return context.all_gather(value, axis=0) if made_up.is_batch(value) else value
 
     args, kwargs = tree.map_structure(whole, (args, kwargs))
     return update(*args, **kwargs)
@@ -105,10 +116,10 @@ def _states_add_up(metric: Any, update: Callable[..., Any], args: Any, kwargs: A
     variables = metric.variables
 
     def after(states: list[Any], seed: int) -> list[Any]:
-        made_up = tree.map_structure(lambda value: _made_up(value, seed), (args, kwargs))
+        tried = made_up.batch_like((args, kwargs), seed)
         mapping = list(zip(variables, states, strict=True))
         with keras_backend.StatelessScope(state_mapping=mapping) as scope:
-            update(*made_up[0], **made_up[1])
+            update(*tried[0], **tried[1])
         return [tf.convert_to_tensor(scope.get_current_value(v)) for v in variables]
 
     try:
@@ -122,18 +133,6 @@ def _states_add_up(metric: Any, update: Callable[..., Any], args: Any, kwargs: A
     except Exception as error:  # Of the user's metric, on made-up data: anything.
         log.debug("could not try metric %s: %s", metric.name, error)
         return True
-
-
-def _made_up(like: Any, seed: int) -> Any:
-    if not _is_batch(like):
-        return like
-    shape = [4, *(3 if size is None else size for size in like.shape[1:])]
-    values = tf.random.stateless_uniform(shape, (seed, 0), 0.05, 0.95)
-    return tf.cast(values if like.dtype.is_floating else values > 0.5, like.dtype)
-
-
-def _is_batch(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and bool(value.shape.rank)
 
 
 def _same_on_all(variable: Any) -> None:
@@ -150,10 +149,7 @@ def _sums(strategy: Any, variables: list[Any]) -> list[Any]:
     sums: dict[int, Any] = {}
     for dtype in dict.fromkeys(tf.as_dtype(v.dtype) for v in variables):
         group = [v for v in variables if tf.as_dtype(v.dtype) == dtype]
-        # The collectives know few types; these hold all others.
-        wide = dtype if dtype in (tf.float32, tf.float64) else tf.int64
-        if dtype.is_floating and wide == tf.int64:
-            wide = tf.float32
+        wide = tf.as_dtype(wide_enough(dtype.as_numpy_dtype))
 
         def local(group: list[Any] = group, wide: Any = wide) -> Any:
             flat = [tf.reshape(tf.cast(v.value, wide), [-1]) for v in group]

@@ -24,14 +24,17 @@ import tensorflow as tf
 from tfdist.cluster import current
 from tfdist.cluster import rendezvous
 from tfdist.cluster.group import Group
+from tfdist.engine import accumulation
 from tfdist.engine import allreduce
 from tfdist.engine import exchange
+from tfdist.engine.replicas import wide_enough
 from tfdist.errors import DisagreementError
 from tfdist.errors import UnsupportedError
 
 log = logging.getLogger("absl")
 
 _calls = itertools.count(1)
+_broken_off = False  # Whether a call of this process has ended in the middle of a step.
 
 
 class Peers:
@@ -57,6 +60,7 @@ class Peers:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Marks work that cannot outlive another worker (see `Group.together`)."""
+        global _broken_off
         if self.group is None:
             yield
             return
@@ -64,16 +68,17 @@ class Peers:
             try:
                 yield
             except BaseException:
-                exchange.interrupt()
+                _broken_off = True
                 raise
 
     def start_afresh(self) -> None:
         """Forgets what a step that was broken off on any worker has left under way."""
-        if self.group is not None and self.any(
-            "whether a step was broken off", exchange.interrupted()
-        ):
+        global _broken_off
+        if self.group is not None and self.any("whether a step was broken off", _broken_off):
+            _broken_off = False
             exchange.begin()
             allreduce.begin(self.strategy)
+            accumulation.begin()
 
     def same(self, what: str, facts: Mapping[str, Any], fixes: Mapping[str, str]) -> None:
         """Refuses to go on if any of `facts` is not the same on every worker.
@@ -103,7 +108,7 @@ class Peers:
         if self.group is None:
             return value
         values = self._gather(what, value)
-        chief = values[self.group.tasks.index(self.group.cluster.chief)]
+        chief = values[self.group.chief_rank]
         if any(each != chief for each in values):
             log.warning(
                 "%s differs between workers (%s); all go on with the chief's",
@@ -124,6 +129,13 @@ class Peers:
     def any(self, what: str, flag: bool) -> bool:
         """Returns whether `flag` is set on any worker."""
         return flag if self.group is None else any(self._gather(what, bool(flag)))
+
+    def any_of(self, what: str, *flags: bool) -> list[bool]:
+        """Returns, for each of `flags`, whether it is set on any worker; one message in all."""
+        if self.group is None:
+            return list(flags)
+        everyone = self._gather(what, [bool(flag) for flag in flags])
+        return [any(each) for each in zip(*everyone, strict=True)]
 
     def any_in_step(self, flag: bool) -> bool:
         """Returns whether `flag` is set on any worker; for every step, so as fast as may be."""
@@ -163,7 +175,7 @@ class Peers:
                 self._listing([f"{len(each)} variables" for each in everyone]),
                 "build the same model on every worker",
             )
-        chief = everyone[self.group.tasks.index(self.group.cluster.chief)]
+        chief = everyone[self.group.chief_rank]
         differing = [
             index
             for index in range(len(digests))
@@ -247,7 +259,7 @@ def _digest(variable: Any) -> str:
 def _take_chiefs(strategy: Any, variable: Any) -> None:
     """Assigns the chief's value everywhere: a sum in which all others put in zero."""
     value = variable.value.numpy()
-    wide = value.astype(_wide(value.dtype))
+    wide = value.astype(wide_enough(value.dtype))
 
     def mine(context: Any) -> Any:
         first = context.replica_id_in_sync_group == 0
@@ -257,12 +269,3 @@ def _take_chiefs(strategy: Any, variable: Any) -> None:
     total = strategy.reduce(tf.distribute.ReduceOp.SUM, parts, axis=None)
     with strategy.scope():
         variable.assign(tf.cast(total, value.dtype).numpy())
-
-
-def _wide(dtype: Any) -> Any:
-    """The collectives know few types; each fits into one of these without loss."""
-    if dtype == np.float64:
-        return np.float64
-    if np.issubdtype(dtype, np.integer) or dtype == np.bool_:
-        return np.int64
-    return np.float32

@@ -19,6 +19,8 @@ from tensorflow.python.distribute.values import PerReplica
 
 from tfdist.cluster import current
 from tfdist.engine.exchange import exchange
+from tfdist.engine.replicas import is_composite
+from tfdist.engine.replicas import is_on_cpu
 from tfdist.engine.replicas import is_several_workers
 from tfdist.engine.replicas import none_if_optional
 from tfdist.engine.replicas import quiet
@@ -113,8 +115,7 @@ def reader_for(strategy: Any, distributed: Any, batches: int | None, ours: bool)
             None if it is not known or not the same.
         ours: Whether `distributed` was made by us from a `tf.data.Dataset`.
     """
-    on_cpu = all("CPU" in device.upper() for device in strategy.extended.worker_devices)
-    if ours and on_cpu and len(distributed._cloned_datasets) == 1:
+    if ours and is_on_cpu(strategy) and len(distributed._cloned_datasets) == 1:
         return LocalReader(strategy, distributed._cloned_datasets[0], batches)
     return DistributedReader(strategy, distributed)
 
@@ -163,7 +164,7 @@ class LocalReader:
             self._left -= 1
         parts = [self._no_examples() if part is None else part for part in parts]
         is_fixed = self._is_fixed and all(rows)
-        composite = any(map(_is_composite, tree.flatten(parts[0])))
+        composite = any(map(is_composite, tree.flatten(parts[0])))
         if is_split(parts[0]) or self._replicas > 1 and composite:
             return self._shares.packed(parts, share, is_fixed, not all(rows))
         return Batch(self._shares.per_replica(parts), share, is_fixed, not all(rows))
@@ -308,10 +309,6 @@ def _of_one(spec: Any) -> Any:
     """Returns the spec of one replica, of one that may be of several."""
     values = getattr(spec, "_value_specs", None)
     return values[0] if values else spec
-
-
-def _is_composite(leaf: Any) -> bool:
-    return isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
 
 
 def _open_spec(leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Keras's `reduce_per_replica`, for what still calls it: `predict` and the `*_on_batch` family."""
+"""Keras's `reduce_per_replica`, for what still calls it: putting predictions together."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from typing import Any
 import tensorflow as tf
 from keras import tree
 
-from tfdist.engine import replicas
+from tfdist.engine.replicas import is_several_workers
 from tfdist.errors import UnsupportedError
 
 
 def make(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `reduce_per_replica` whose means are of this process's replicas.
-
-    The original reduces over axis 0, which a scalar does not have, when there are several workers.
-    """
+    """Returns `reduce_per_replica` that says what it cannot put together."""
 
     @functools.wraps(original)
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
-        if reduction in ("auto", "mean") and replicas.is_several_workers(strategy):
-            return tree.map_structure(lambda value: replicas.local_mean(strategy, value), values)
-        if reduction == "concat" and replicas.is_several_workers(strategy):
+        if reduction == "concat" and is_several_workers(strategy):
             tree.map_structure(lambda value: _refuse_text(strategy, value), values)
         return original(values, strategy, reduction)
 

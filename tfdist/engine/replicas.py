@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -27,13 +28,23 @@ def strategy_name(strategy: Any) -> str:
     return "MultiWorkerMirroredStrategy" if several else type(strategy).__name__
 
 
-def local_mean(strategy: Any, value: Any) -> Any:
-    """Returns the mean over this process's replicas, of values that have a mean."""
-    values = strategy.experimental_local_results(value)
-    first = values[0]
-    if len(values) == 1 or not tf.is_tensor(first) or not first.dtype.is_floating:
-        return first
-    return tf.reduce_mean(tf.stack(values), axis=0)
+def is_on_cpu(strategy: Any) -> bool:
+    """Whether all of this process's replicas are on CPU."""
+    return all("CPU" in device.upper() for device in strategy.extended.worker_devices)
+
+
+def is_composite(leaf: Any) -> bool:
+    """Whether `leaf` is a ragged or sparse tensor."""
+    return isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
+
+
+def wide_enough(dtype: Any) -> Any:
+    """Returns the NumPy type that the collectives know and that holds `dtype` without loss."""
+    if dtype == np.float64:
+        return np.float64
+    if np.issubdtype(dtype, np.integer) or dtype == np.bool_:
+        return np.int64
+    return np.float32
 
 
 def none_if_optional(leaf: Any) -> Any:

@@ -59,6 +59,11 @@ def optimizers_of(model: Any) -> list[Any]:
     return unique
 
 
+def variables_of(model: Any) -> list[Any]:
+    """Returns the variables of `model` and of the optimizers that train it."""
+    return [*model.variables, *(v for each in optimizers_of(model) for v in each.variables)]
+
+
 def parts_of(optimizer: Any) -> Iterable[Any]:
     """Yields `optimizer` and the optimizers within it."""
     yield optimizer

@@ -8,6 +8,7 @@ over replicas before anything reads them at the end of an epoch: validation, cal
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -40,25 +41,32 @@ class Statistics:
     """
 
     def __init__(self, model: Any):
+        self._model = model
         self._strategy = model.distribute_strategy
-        self._variables = statistics_of(model)
-        self._is_needed = bool(self._variables) and self._strategy.num_replicas_in_sync > 1
-        self._average = tf.function(self._on_replicas, autograph=False)
-        if self._is_needed:
-            self._average.get_concrete_function()  # Now, and not between two epochs.
+        self._variables: list[Any] = []
+        self._average: Any = None
+        self._prepare()  # Now, and not between two epochs.
 
     def synchronize(self) -> None:
         """Sets each statistic to its mean over replicas; a collective, one message in all."""
-        if self._is_needed:
+        self._prepare()
+        if self._average is not None:
             self._average()
 
-    def _on_replicas(self) -> Any:
-        return self._strategy.run(self._take_means)
+    def _prepare(self) -> None:
+        variables = statistics_of(self._model)
+        # A model that builds itself in its first step has more of them after it.
+        if len(variables) == len(self._variables) or self._strategy.num_replicas_in_sync == 1:
+            return
+        self._variables = variables
+        on_replicas = functools.partial(self._strategy.run, self._take_means)
+        self._average = tf.function(on_replicas, autograph=False)
+        self._average.get_concrete_function()
 
     def _take_means(self) -> None:
         values = [tf.cast(variable.value, tf.float64) for variable in self._variables]
         flat = tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
-        [total] = allreduce.total([flat])
+        [total] = allreduce.total([flat], self._model)
         means = total / self._strategy.num_replicas_in_sync
         sizes = [int(value.shape.num_elements()) for value in values]
         for variable, mean in zip(self._variables, tf.split(means, sizes), strict=True):

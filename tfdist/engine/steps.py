@@ -85,7 +85,7 @@ class StepFunction:
         self._even: Any = None
         self._compiled = compiled(model)
         self._functions: dict[_Variant, Any] = {}
-        self._graphs: dict[Any, Any] = {}
+        self._last: dict[_Variant, tuple[Any, Any]] = {}
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Runs `steps_per_execution` steps, or as many as there are batches.
@@ -134,19 +134,20 @@ class StepFunction:
             return function(data, share)
         # Finding the graph for its arguments takes TensorFlow about as long as a small layer. Where
         # nothing but their values is new, it is the one of the last time.
-        kind = (variant, optree.tree_structure(data), *(t._shape_tuple() for t in tensors))
-        if kind not in self._graphs:
-            result = function(data, share)
-            self._graphs[kind] = function.get_concrete_function(data, share)
-            return result
-        graph = self._graphs[kind]
+        kind = (optree.tree_structure(data), *((t.dtype, *t._shape_tuple()) for t in tensors))
+        known, graph = self._last.get(variant, (None, None))
+        if kind != known:
+            self._last[variant] = kind, None
+            return function(data, share)
+        if graph is None:
+            graph = function.get_concrete_function(data, share)
+            self._last[variant] = kind, graph
         return graph._call_flat(tensors, graph.captured_inputs)
 
     def _run(self, variant: _Variant, data: Any, share: Any) -> Any:
         def whole_batch(part: Any) -> Any:
-            if variant.packing is not None:
-                part = variant.packing.pack(part if variant.is_fixed else _open_batch(part))
-            return part if variant.is_fixed else _open_batch(part)
+            part = part if variant.is_fixed else _open_batch(part)
+            return part if variant.packing is None else variant.packing.pack(part)
 
         def on_replica(part: Any, share: Any) -> Any:
             known = ReplicaStep(share, self._model.name, variant.has_empty_parts)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from keras import tree
 from keras.src import backend as keras_backend
@@ -55,13 +56,15 @@ class Compiled:
         variables = self._model.variables
         states = [v for v in variables if not v.trainable]
         inputs = {"args": args, "kwargs": kwargs}
-        leaves = tree.flatten(inputs)
-        tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
+        tensors = [leaf for leaf in tree.flatten(inputs) if tf.is_tensor(leaf)]
+        # What is no tensor is fixed in what is compiled, with the place of what is.
+        fixed = tree.map_structure(lambda leaf: _HOLE if tf.is_tensor(leaf) else leaf, inputs)
 
         def pure(values: list[Any], tensors: list[Any]) -> Any:
             given = iter(tensors)
-            put = [next(given) if tf.is_tensor(leaf) else leaf for leaf in leaves]
-            arguments = tree.pack_sequence_as(inputs, put)
+            arguments = tree.map_structure(
+                lambda leaf: next(given) if leaf is _HOLE else leaf, fixed
+            )
             mapping = list(zip(variables, values, strict=True))
             with keras_backend.StatelessScope(mapping, collect_losses=True) as scope:
                 outputs = self._call(*arguments["args"], **arguments["kwargs"])
@@ -69,8 +72,7 @@ class Compiled:
             return outputs, masks, [scope.get_current_value(v) for v in states], scope.losses
 
         replica = int(tf.get_static_value(_replica_id()))
-        # Everything in the call that is no tensor is fixed in what is compiled.
-        key = (replica, repr([None if tf.is_tensor(leaf) else leaf for leaf in leaves]))
+        key = (replica, repr(tree.map_structure(_description, fixed)))
         if key not in self._functions:
             self._functions[key] = tf.function(pure, jit_compile=True, reduce_retracing=True)
         values = [tf.convert_to_tensor(v.value) for v in variables]
@@ -83,6 +85,14 @@ class Compiled:
         for loss in losses:
             self._model.add_loss(loss)
         return outputs
+
+
+_HOLE = "where a tensor goes"
+
+
+def _description(leaf: Any) -> Any:
+    # NumPy shortens what it prints of large arrays.
+    return leaf.tobytes() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _replica_id() -> Any:

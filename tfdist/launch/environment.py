@@ -27,6 +27,12 @@ from tfdist.cluster.topology import Task
 _FOREIGN = ("CLUSTER_SPEC", "TF_CONFIG", "TFDIST_CLUSTER", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")
 _FOREIGN_PREFIXES = ("SLURM_", "TPU_")
 
+
+def describes_a_cluster(name: str) -> bool:
+    """Whether a variable of this name would describe another cluster to a task."""
+    return name in _FOREIGN or name.startswith(_FOREIGN_PREFIXES)
+
+
 # gRPC sends even 127.0.0.1 through a proxy, and TensorFlow's start-up then waits for ever. These
 # are the names gRPC reads.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -66,11 +72,7 @@ def child_environment(
         task: The task it runs.
         rendezvous_timeout: Seconds.
     """
-    child = {
-        name: value
-        for name, value in environ.items()
-        if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
-    }
+    child = {name: value for name, value in environ.items() if not describes_a_cluster(name)}
     if any(child.get(name) for name in _PROXIES):
         child["no_proxy"] = _with_loopback(child.get("no_proxy", child.get("NO_PROXY", "")))
         if "no_grpc_proxy" in child:  # gRPC prefers it

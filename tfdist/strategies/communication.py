@@ -23,8 +23,9 @@ class CommunicationOptions:
             type. None sends them as they are, and the sum is exact.
         bucket_bytes: Gradients travel in pieces of about so many bytes. None: what is fastest for
             the transport.
-        timeout_seconds: A sum that takes longer fails instead of waiting for ever for a replica
-            that is stuck. None waits.
+        timeout_seconds: A sum that takes longer fails instead of waiting for a replica that is
+            stuck. None: in shared memory as long as for any agreement
+            (`TFDIST_AGREEMENT_TIMEOUT`, half an hour); TensorFlow's collectives wait on.
         transport: How CPU workers meet. "auto" takes shared memory where all of them can, which
             is on one host, and TensorFlow's ring elsewhere. "shared_memory" insists on it,
             "tensorflow" never uses it.
@@ -37,9 +38,7 @@ class CommunicationOptions:
 
     def __post_init__(self) -> None:
         if self.compression not in COMPRESSIONS:
-            raise ConfigError(
-                "compression to be None, 'bfloat16' or 'float16'", repr(self.compression)
-            )
+            raise ConfigError(f"compression to be one of {COMPRESSIONS}", repr(self.compression))
         if self.transport not in TRANSPORTS:
             raise ConfigError(f"transport to be one of {TRANSPORTS}", repr(self.transport))
         if self.bucket_bytes is not None and not self.bucket_bytes > 0:

@@ -94,8 +94,8 @@ def guard() -> None:
             log.info("%s: %s", cluster.task, cluster.source)
             current.join_once(cluster)
             cluster_resolver = resolver(cluster)
-            if communication_options is None:
-                communication_options = CommunicationOptions.from_environ().to_tensorflow()
+        if communication_options is None:
+            communication_options = CommunicationOptions.from_environ().to_tensorflow()
         try:
             original(self, cluster_resolver, communication_options)
         except RuntimeError as error:

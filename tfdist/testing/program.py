@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from tfdist import tuning
+from tfdist.cluster.detect import detect
 from tfdist.testing import records
 
 JOB, FUNCTIONS, INITIAL = "job.json", "functions.pkl", "initial.npz"
@@ -28,10 +30,11 @@ def main(folder: Path, world: str) -> None:
         folder: Holds the job; results go into a folder of each task below it.
         world: "single", "workers" or "replicas:N".
     """
+    tuning.tune()  # As `tfdist run` does: other kernels of TensorFlow round in other places.
     job = json.loads((folder / JOB).read_text(encoding="utf-8"))
     sys.path.extend(path for path in job["sys_path"] if path not in sys.path)
     strategy = _strategy(world)
-    index = _index()
+    index = detect(os.environ).task.index
     out = folder / world.partition(":")[0] / str(index)
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -51,11 +54,6 @@ def _strategy(world: str) -> Any:
     if kind == "replicas":
         return tfdist.strategy("mirrored", replicas=int(count))
     return tfdist.strategy()
-
-
-def _index() -> int:
-    task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
-    return int(task.get("index", 0))
 
 
 def _train(folder: Path, out: Path, strategy: Any, job: dict[str, Any], writes_steps: bool) -> None:
@@ -170,7 +168,10 @@ def _of_known_length(data: Any, dataset_fn: Any) -> Any:
 
 
 def _layers(model: Any) -> list[Any]:
-    return list(model._flatten_layers(include_self=False))
+    found = []
+    for layer in getattr(model, "layers", ()):
+        found += [layer, *_layers(layer)]
+    return found
 
 
 def _label(layer: Any) -> str:

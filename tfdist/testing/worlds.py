@@ -13,12 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tfdist.launch.environment import describes_a_cluster
 from tfdist.testing import records
 
 _SHOWN_LINES = 60
-#: What would describe another cluster, or change what is computed.
-_FOREIGN = ("TF_CONFIG", "CLUSTER_SPEC")
-_FOREIGN_PREFIX = "TFDIST_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +126,8 @@ def _environment() -> dict[str, str]:
     environ = {
         name: value
         for name, value in os.environ.items()
-        if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIX)
+        # Settings of ours may change what is computed.
+        if not describes_a_cluster(name) and not name.startswith("TFDIST_")
     }
     root = str(Path(__file__).resolve().parents[2])
     paths = [environ.get("PYTHONPATH", ""), root]
