@@ -39,6 +39,11 @@ def rate(results: Results, model: str, contender: str) -> float | None:
     return _median(results, model, contender, "examples_per_second")
 
 
+def _one(results: Results, model: str) -> float | None:
+    """Returns the rate of one TensorFlow process, which the others are set beside."""
+    return rate(results, model, "one_device_best") or rate(results, model, "one_device")
+
+
 def _median(results: Results, model: str, contender: str, key: str) -> float | None:
     rounds = results.get(model, {}).get(contender)
     if not rounds or isinstance(rounds, str):
@@ -58,7 +63,7 @@ def table(results: Results) -> str:
             " settings |",
             "|---|---:|---:|---:|---:|---:|---|",
         ]
-        one = rate(results, model, "one_device_best") or rate(results, model, "one_device")
+        one = _one(results, model)
         for name, rounds in contenders.items():
             contender = CONTENDERS[name]
             if isinstance(rounds, str):
@@ -123,10 +128,10 @@ def picture(results: Results, file: str) -> None:
         "jax": "#188038",
     }
     for index, (panel, model) in enumerate(zip(panels[0], results, strict=True)):
-        one = rate(results, model, "one_device_best") or rate(results, model, "one_device") or 1.0
+        one = _one(results, model)
         names = [n for n, rounds in results[model].items() if not isinstance(rounds, str)]
         for row, name in enumerate(names):
-            own = (rate(results, model, name) or 0.0) / one
+            own = (rate(results, model, name) or 0.0) / (one or 1.0)
             panel.barh(row, own, color=colours[CONTENDERS[name].stack])
             panel.text(own, row, f" {own:.2f}", va="center", fontsize=8)
         panel.set_yticks(
@@ -136,5 +141,5 @@ def picture(results: Results, file: str) -> None:
         panel.margins(x=0.15)
         panel.axvline(1, color="black", linewidth=0.5)
         panel.set_title(TITLES[model])
-        panel.set_xlabel("examples/s, one TensorFlow process = 1")
+        panel.set_xlabel("examples/s" + (", one TensorFlow process = 1" if one else ""))
     figure.savefig(file, dpi=110)

@@ -140,10 +140,12 @@ def test_files_of_their_own_are_read_to_the_end_and_too_few_are_refused(tmp_path
         """
     )
     run = run_script(source, workers=2, timeout=120, tmp_path=tmp_path)
-    results = run.result("worker 0")
-    assert results["file"] == [190.0, 190.0], run.output
-    assert results["one file"] == [91.0, 91.0]
-    assert "at least one file for every worker" in results["refused"]
+    for task in ("worker 0", "worker 1"):
+        results = run.result(task)
+        assert results["file"] == [190.0, 190.0], run.output
+        assert results["file of known length"] == [190.0, 190.0], run.output
+        assert results["one file"] == [91.0, 91.0]
+        assert "at least one file for every worker" in results["refused"]
 
 
 def test_a_resolver_of_the_users_own_meets_the_others_too(tmp_path):
@@ -158,12 +160,15 @@ def test_a_resolver_of_the_users_own_meets_the_others_too(tmp_path):
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
             model.compile("sgd", "mse")
         model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=0)
-        print("trained", flush=True)
+        from report import report
+        from tfdist.cluster import current
+        report(group=current.group().size, weights=model.get_weights())
         """
     )
     run = run_script(source, workers=2, timeout=90, tmp_path=tmp_path)
     assert run.code == 0, run.output
-    assert "trained" in run.lines("worker 0") and "trained" in run.lines("worker 1")
+    assert run.result("worker 0") == run.result("worker 1")
+    assert run.result("worker 0")["group"] == 2
 
 
 def test_a_refusal_ends_the_job_without_a_traceback(tmp_path):

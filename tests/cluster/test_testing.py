@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 
 import keras
@@ -10,6 +11,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
+from tests.support.harness import eventually
 from tfdist.errors import ConfigError
 from tfdist.testing import assert_matches_single_device
 from tfdist.testing.differences import Tolerance
@@ -98,11 +100,12 @@ def test_data_of_unknown_length_is_counted_right_on_one_device():
     )
 
 
-def test_a_wrong_model_fails_with_the_first_step_and_the_first_variable():
+@pytest.mark.parametrize("kind", ["replicas", "workers"])
+def test_a_wrong_model_fails_with_the_first_step_and_the_first_variable(kind):
     with pytest.raises(AssertionError) as error:
-        assert_matches_single_device(wrong_model, batches, replicas=2, epochs=2)
+        assert_matches_single_device(wrong_model, batches, epochs=2, **{kind: 2})
     message = str(error.value)
-    assert "2 replicas do not train as one device does." in message
+    assert f"2 {kind} do not train as one device does." in message
     assert "The first difference is in step 3 of 8, in sequential/hidden/kernel" in message
     assert "on one device" in message
     assert "code that asks for the replica" in message
@@ -142,7 +145,10 @@ def test_a_model_that_is_not_compiled_is_refused():
         assert_matches_single_device(lambda: keras.Sequential([keras.layers.Dense(1)]), batches)
 
 
-def test_a_cluster_that_hangs_is_ended_at_the_deadline_and_its_output_shown():
+def test_a_cluster_that_hangs_is_ended_at_the_deadline_and_its_output_shown(tmp_path, monkeypatch):
+    # The job's folder goes there, whose name is in the command line of every process of it.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
     def model():
         if tf.distribute.has_strategy():
             print("waits for something that never comes", flush=True)
@@ -154,8 +160,8 @@ def test_a_cluster_that_hangs_is_ended_at_the_deadline_and_its_output_shown():
         assert_matches_single_device(model, batches, timeout=40)
     assert time.monotonic() - began < 50
     assert "[worker 1] waits for something that never comes" in str(error.value)
-    time.sleep(2)  # The guard of the launcher takes a moment.
-    assert not [p for p in psutil.process_iter(["cmdline"]) if _is_ours(p)]
+    # The guard of the launcher takes a moment.
+    assert eventually(lambda: not _processes_of(tmp_path), timeout=2)
 
 
 def test_arguments_that_cannot_be_right_are_refused_before_anything_is_started():
@@ -193,8 +199,6 @@ def test_records_of_steps_stay_within_their_budget(tmp_path):
     assert [s for s in range(1, 200) if window.wants(s)] == list(range(kept[0] + 1, kept[1] + 1))
 
 
-def _is_ours(process):
-    try:
-        return "tfdist.testing.program" in " ".join(process.info["cmdline"] or ())
-    except psutil.NoSuchProcess:
-        return False
+def _processes_of(folder):
+    processes = psutil.process_iter(["cmdline"])
+    return [p for p in processes if str(folder) in " ".join(p.info["cmdline"] or ())]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -83,13 +82,12 @@ def side_by_side(
         return pool.submit(run, name, folders.mktemp(name.replace(" ", "-")))
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        first = {name: started(name) for name, world in WORLDS.items() if world.workers == 1}
+        results = {name: started(name) for name, world in WORLDS.items() if world.workers == 1}
 
-        @functools.cache
         def result(name: str) -> Any:
-            if name in first:
-                return first[name].result()
-            concurrent.futures.wait(first.values())
-            return started(name).result()
+            if name not in results:
+                concurrent.futures.wait(results.values())
+                results[name] = started(name)
+            return results[name].result()
 
         yield result

@@ -31,6 +31,9 @@ def test_importing_tfdist_and_detecting_imports_no_tensorflow():
         tfdist.detect()
         heavy = {"tensorflow", "keras", "numpy", "absl"} & set(sys.modules)
         assert not heavy, heavy
+        import tfdist.collectives
+        tfdist.testing.assert_matches_single_device
+        assert not {"tensorflow", "keras"} & set(sys.modules)
         assert len(tfdist.__all__) <= 12
         """
     )

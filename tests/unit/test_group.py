@@ -33,6 +33,18 @@ HEAD = textwrap.dedent(
         except TfdistError as error:
             print(f"{type(error).__name__}: {error}", flush=True)
             sys.exit(error.exit_code)
+
+    def join_and_lose_worker_1():
+        groups.NOTICE_SECONDS = 1.0
+        group = join()
+        if me == 1:
+            os.kill(os.getpid(), 9)
+        return group
+
+    def wait_in_an_operation(seconds):
+        # As in TensorFlow: a frame of its Python, and below it native code that can wait long.
+        call = compile("time.sleep(seconds)", "/lib/tensorflow/python/eager/execute.py", "exec")
+        exec(call, {"time": time, "seconds": seconds})
     """
 )
 
@@ -90,6 +102,7 @@ def test_values_are_gathered_in_the_order_of_the_tasks(ports):
         for turn in range(50):
             values = group.all_gather(f"turn {turn}", {"from": me, "turn": turn})
             assert values == [{"from": i, "turn": turn} for i in range(3)], values
+        assert (group.rank, group.chief_rank) == (me, 0)
         print([facts["versions"]["tfdist"] for facts in group.facts])
         """,
         ports,
@@ -317,10 +330,7 @@ def test_silence_is_noticed(ports):
 def test_a_loss_does_not_interrupt_work_that_needs_nobody(ports):
     tasks = Tasks(
         """
-        groups.NOTICE_SECONDS = 1.0
-        group = join()
-        if me == 1:
-            os.kill(os.getpid(), 9)
+        join_and_lose_worker_1()
         time.sleep(6)
         print("saved", flush=True)
         os._exit(0)
@@ -334,10 +344,7 @@ def test_a_loss_does_not_interrupt_work_that_needs_nobody(ports):
 def test_writing_inside_of_common_work_is_not_cut_short(ports):
     tasks = Tasks(
         """
-        groups.NOTICE_SECONDS = 1.0
-        group = join()
-        if me == 1:
-            os.kill(os.getpid(), 9)
+        group = join_and_lose_worker_1()
         with group.together("the work"):
             with group.alone():
                 time.sleep(4)
@@ -351,6 +358,26 @@ def test_writing_inside_of_common_work_is_not_cut_short(ports):
     output = tasks.wait()[0]
     assert "saved" in output and "never" not in output
     assert tasks.codes()[0] == 1
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_only_work_that_needs_nobody_may_stay_long_in_one_operation(alone, ports):
+    tasks = Tasks(
+        f"""
+        import contextlib
+        group = join_and_lose_worker_1()
+        with group.alone() if {alone} else contextlib.nullcontext():
+            wait_in_an_operation(5)
+            print("saved", flush=True)
+        os._exit(0)
+        """,
+        ports[:2],
+        which=(0, 1),
+    )
+    output = tasks.wait()[0]
+    assert ("saved" in output) == alone
+    assert ("until the end of the operation that it waits in" in output) != alone
+    assert tasks.codes()[0] == (0 if alone else 1), output
 
 
 def test_a_forked_child_does_not_keep_the_dead_alive(ports):

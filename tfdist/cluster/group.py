@@ -236,7 +236,7 @@ class Group:
             self._link.send({"t": "bye", "reason": reason})
         if self._hub is not None and reason is None:
             self._wait_for_farewells()
-        with self._state:
+        with self._state:  # Who notes a loss has looked whether this task is done.
             self._link.stop()
         if reason is None:
             self._link.close()

@@ -1,4 +1,4 @@
-"""Sums of gradients among workers that share one host, through memory instead of sockets.
+"""Sums among workers that share one host, of gradients say, through memory, not sockets.
 
     >>> reduce, reason = connect(rank, names, all_gather, [Bucket("float32", ((784, 10), (10,)))])
     >>> reduce.submit(0, gradients)     # returns at once
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from tfdist.collectives.allreduce import AllReduce
 from tfdist.collectives.allreduce import connect
+from tfdist.collectives.layout import ITEM_BYTES
 from tfdist.collectives.layout import Bucket
 
-__all__ = ["AllReduce", "Bucket", "connect"]
+__all__ = ["ITEM_BYTES", "AllReduce", "Bucket", "connect"]

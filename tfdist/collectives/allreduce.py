@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
+import dataclasses
+import functools
 import queue
 import threading
 import weakref
@@ -11,19 +12,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfdist.collectives.halves import Array
 from tfdist.collectives.layout import ALIGNMENT
 from tfdist.collectives.layout import ITEM_BYTES
 from tfdist.collectives.layout import SLOTS
 from tfdist.collectives.layout import Bucket
-from tfdist.collectives.layout import Layout
 from tfdist.collectives.layout import lay_out
 from tfdist.collectives.memory import AllGather
+from tfdist.collectives.memory import Place
 from tfdist.collectives.memory import share
 from tfdist.collectives.signals import DRAINED
 from tfdist.collectives.signals import FILLED
 from tfdist.collectives.signals import REDUCED
+from tfdist.collectives.signals import Patience
 from tfdist.collectives.signals import Signals
+from tfdist.collectives.summation import Array
 from tfdist.collectives.summation import Summation
 from tfdist.errors import ConfigError
 from tfdist.errors import DisagreementError
@@ -38,6 +40,8 @@ def connect(
     *,
     check: Callable[[], None] = lambda: None,
     timeout_seconds: float | None = None,
+    what: str = "the sum of gradients",
+    variable: str = "TFDIST_TIMEOUT_SECONDS",
 ) -> tuple[AllReduce | None, str]:
     """Prepares the all-reduce of `buckets`; every rank calls it at the same point.
 
@@ -50,6 +54,8 @@ def connect(
         buckets: What will be summed in one step, in the order of their keys 0, 1, ...
         check: Called while waiting for a peer, every 0.05 s; raises if waiting makes no sense.
         timeout_seconds: Longest wait for a peer; None waits as long as `check` does not raise.
+        what: What is summed, in messages.
+        variable: Name of the environment variable that sets `timeout_seconds`, for messages.
 
     Returns:
         The all-reduce and "", or None and the reason why these ranks cannot share memory. All
@@ -61,12 +67,13 @@ def connect(
     """
     for name in [bucket.dtype for bucket in buckets]:
         if name not in ITEM_BYTES:
-            raise ConfigError(f"gradients of a type in {sorted(ITEM_BYTES)}", name)
+            raise ConfigError(f"{what} to be of a type in {sorted(ITEM_BYTES)}", name)
     layout = lay_out(buckets, len(names))
-    memory, reason = share(rank, layout, all_gather)
+    memory, reason = share(rank, layout, all_gather, what)
     if memory is None:
         return None, reason
-    return AllReduce(memory, layout, rank, names, all_gather, check, timeout_seconds), ""
+    place = Place(memory, layout, rank, names)
+    return AllReduce(place, all_gather, Patience(what, check, timeout_seconds, variable)), ""
 
 
 class AllReduce:
@@ -74,38 +81,29 @@ class AllReduce:
 
     All ranks must submit the same buckets in the same order. Results are read-only arrays in
     shared memory. They keep their values as long as anything refers to them: their memory is not
-    used again before every rank has let go of it.
+    used again before every rank has let go of it. When nothing refers to the `AllReduce` any more
+    its thread ends; the memory goes with the last result.
 
     Args:
-        memory: The shared memory.
-        layout: Its layout.
-        rank: This rank.
-        names: How to call each rank in messages.
+        place: The shared memory.
         all_gather: See `connect`.
-        check: See `connect`.
-        timeout_seconds: See `connect`.
+        patience: What is summed, and how long to wait for a peer.
 
     Attributes:
         error: What went wrong, after which nothing works until `reset`; or None.
     """
 
-    def __init__(
-        self,
-        memory: mmap.mmap,
-        layout: Layout,
-        rank: int,
-        names: Sequence[str],
-        all_gather: AllGather,
-        check: Callable[[], None],
-        timeout_seconds: float | None,
-    ):
+    def __init__(self, place: Place, all_gather: AllGather, patience: Patience):
         self.error: BaseException | None = None
-        self._names = names
-        self._rank = rank
+        self._names = place.names
+        self._rank = place.rank
         self._all_gather = all_gather
-        self._given_check = check
-        self._signals = Signals(memory, layout, rank, names, self._check, timeout_seconds)
-        self._works = [Summation(memory, layout, plan, rank) for plan in layout.buckets]
+        self._what = patience.what
+        self._stopping = threading.Event()
+        # Not a method of this object: in a cycle of references, the memory would stay for long.
+        check = functools.partial(_check, self._stopping, patience.check)
+        self._signals = Signals(place, dataclasses.replace(patience, check=check))
+        self._works = [Summation(place, plan) for plan in place.layout.buckets]
         self._regions = [
             [work.result(g) for g in range(len(work.plan.results))] for work in self._works
         ]
@@ -114,12 +112,11 @@ class AllReduce:
         ]
         self._filled = 0  # Chunks so far, which all ranks number alike.
         self._drained = 0
-        self._queue: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
+        self._queue: _Queue = queue.SimpleQueue()
         self._tickets: dict[int, _Ticket] = {}
         self._turn = threading.Lock()
         self._state = threading.Condition()
         self._pending = 0
-        self._stopping = False
         self._thread: threading.Thread | None = None
 
     def submit(self, key: int, arrays: Sequence[Array]) -> None:
@@ -136,10 +133,11 @@ class AllReduce:
             self._tickets[key] = ticket
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._run, name="tfdist-all-reduce", daemon=True
+                    target=_serve, args=[self._queue], name="tfdist-all-reduce", daemon=True
                 )
                 self._thread.start()
-        self._queue.put(ticket)
+                weakref.finalize(self, self._queue.put, None).atexit = False
+        self._queue.put((self, ticket))
 
     def wait(self, key: int) -> list[Array]:
         """Returns the sums of the arrays submitted last as bucket `key`.
@@ -175,18 +173,11 @@ class AllReduce:
         self._filled = self._drained = 0
         self._tickets.clear()
         self._all_gather("start")
-        self._stopping = False
+        self._stopping.clear()
         self.error = None
 
-    def close(self) -> None:
-        """Ends the thread. The memory goes when the last result does."""
-        self._stop()
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-
     def _stop(self) -> None:
-        self._stopping = True
+        self._stopping.set()
         with self._turn:  # What is under way ends as soon as it has to wait.
             pass
         with self._state:
@@ -207,20 +198,12 @@ class AllReduce:
 
     # What the thread does, or the caller of `reduce`.
 
-    def _run(self) -> None:
-        while (ticket := self._queue.get()) is not None:
-            self._do(ticket)
-            del ticket  # Its result must not outlive its user while this waits for the next.
-            with self._state:
-                self._pending -= 1
-                self._state.notify_all()
-
     def _do(self, ticket: _Ticket) -> None:
         with self._turn:
             try:
                 if self.error is not None:
                     raise self.error
-                self._check_stopping()
+                _check_stopping(self._stopping)
                 with np.errstate(all="ignore"):  # Infinite gradients are the engine's business.
                     ticket.sums = self._sum(ticket.key, ticket.arrays)
             except BaseException as error:
@@ -263,7 +246,7 @@ class AllReduce:
             self._handed_out[key][region] = weakref.ref(out)
         out.flags.writeable = False
         return [
-            out[at : at + array.size].view(array.dtype).reshape(array.shape)
+            out[at : at + array.size].reshape(array.shape)
             for at, array in zip(plan.starts, arrays, strict=True)
         ]
 
@@ -315,20 +298,12 @@ class AllReduce:
         for name, (tag, mask) in zip(self._names, notes, strict=True):
             if tag != _tag(key, chunk):
                 raise DisagreementError(
-                    f"every worker to sum bucket {key}",
+                    f"every worker to sum bucket {key} of {self._what}",
                     f"{name} sums bucket {(tag >> 32) - 1}",
                     "run the same steps in the same order on every worker",
                 )
             used |= mask
         return used
-
-    def _check(self) -> None:
-        self._check_stopping()
-        self._given_check()
-
-    def _check_stopping(self) -> None:
-        if self._stopping:
-            raise TfdistError("this step to run to its end", "a reset")
 
 
 class _Ticket:
@@ -347,6 +322,35 @@ class _Ticket:
             if self.error is not None:
                 raise self.error
             return self.sums
+
+
+_Queue = queue.SimpleQueue[tuple[AllReduce, _Ticket] | None]
+
+
+def _serve(work: _Queue) -> None:
+    """Does what is queued until there is None; while it waits for more it refers to nothing.
+
+    A result must not outlive its user here, nor the `AllReduce` all others that refer to it.
+    """
+    while (item := work.get()) is not None:
+        reduce, ticket = item
+        del item
+        reduce._do(ticket)
+        del ticket
+        with reduce._state:
+            reduce._pending -= 1
+            reduce._state.notify_all()
+        del reduce
+
+
+def _check(stopping: threading.Event, check: Callable[[], None]) -> None:
+    _check_stopping(stopping)
+    check()
+
+
+def _check_stopping(stopping: threading.Event) -> None:
+    if stopping.is_set():
+        raise TfdistError("this step to run to its end", "a reset")
 
 
 def _tag(key: int, chunk: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Sequence
 
 #: TensorFlow adopts an array without copying it only at such addresses.
@@ -28,7 +29,8 @@ SMALL_BYTES = 64 << 10
 #: Bytes of counters for each rank, see `signals`.
 COUNTER_BYTES = 512
 
-ITEM_BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}
+#: The types that can be summed, with the bytes of one element.
+ITEM_BYTES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Bucket:
     @property
     def sizes(self) -> list[int]:
         """How many elements each array has."""
-        return [_product(shape) for shape in self.shapes]
+        return [math.prod(shape) for shape in self.shapes]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,10 +194,3 @@ def _slot_bytes(plan: BucketLayout, ranks: int) -> int:
 
 def _up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product

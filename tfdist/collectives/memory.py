@@ -7,11 +7,13 @@ is left behind however a job ends, and it is no part of /dev/shm, which is 64 MB
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import mmap
 import os
 import platform
 import sys
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from tfdist.collectives import futex
@@ -24,8 +26,33 @@ _NONCE_BYTES = 16
 AllGather = Callable[[Any], list[Any]]
 
 
-def share(rank: int, layout: Layout, all_gather: AllGather) -> tuple[mmap.mmap | None, str]:
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The shared memory as one rank sees it.
+
+    Attributes:
+        memory: The memory.
+        layout: Its layout.
+        rank: This rank.
+        names: How to call each rank in messages.
+    """
+
+    memory: mmap.mmap
+    layout: Layout
+    rank: int
+    names: Sequence[str]
+
+
+def share(
+    rank: int, layout: Layout, all_gather: AllGather, what: str
+) -> tuple[mmap.mmap | None, str]:
     """Makes the memory of `layout`; every rank calls it at the same point.
+
+    Args:
+        rank: This rank.
+        layout: The layout.
+        all_gather: Gathers a value from every rank.
+        what: What the memory is for, in messages.
 
     Returns:
         The memory and "", or None and why it cannot be shared. All ranks get the same answer.
@@ -52,9 +79,9 @@ def share(rank: int, layout: Layout, all_gather: AllGather) -> tuple[mmap.mmap |
         facts = all_gather(fact)
         if len({each["layout"] for each in facts}) > 1:
             raise DisagreementError(
-                "the same buckets of gradients on every worker",
+                f"the same shapes and types in {what} on every worker",
                 f"layouts {[each['layout'] for each in facts]}",
-                "build the same model on every worker",
+                "build the same model and run the same script on every worker",
             )
         reason = _first([each["problem"] for each in facts])
         if not reason and len({each["host"] for each in facts}) > 1:

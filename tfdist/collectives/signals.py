@@ -7,14 +7,13 @@ enough. A counter is written after the data that it announces, and x86 shows sto
 from __future__ import annotations
 
 import ctypes
-import mmap
+import dataclasses
 import time
 from collections.abc import Callable
-from collections.abc import Sequence
 
 from tfdist.collectives import futex
 from tfdist.collectives.layout import SLOTS
-from tfdist.collectives.layout import Layout
+from tfdist.collectives.memory import Place
 from tfdist.errors import PeerLostError
 
 #: The counters: chunks written to the slots, chunks read from them, chunks read back.
@@ -28,36 +27,41 @@ _SPIN_SECONDS = 30e-6
 _NAP_SECONDS = 0.05
 
 
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long to wait for a peer.
+
+    Attributes:
+        what: What is waited for, in messages.
+        check: Raises if a peer is known to be gone, or if there is another reason not to wait.
+        seconds: Longest wait; None waits as long as `check` does not raise.
+        variable: Name of the environment variable that sets `seconds`.
+    """
+
+    what: str
+    check: Callable[[], None]
+    seconds: float | None
+    variable: str
+
+
 class Signals:
     """The counters of all ranks, as one rank sees them.
 
     Args:
-        memory: The shared memory.
-        layout: Its layout.
-        rank: This rank.
-        names: How to call each rank in messages.
-        check: Raises if a peer is known to be gone, or if there is another reason not to wait.
-        timeout_seconds: Longest wait for a peer; None waits as long as `check` does not raise.
+        place: The shared memory.
+        patience: How long to wait for a peer.
     """
 
-    def __init__(
-        self,
-        memory: mmap.mmap,
-        layout: Layout,
-        rank: int,
-        names: Sequence[str],
-        check: Callable[[], None],
-        timeout_seconds: float | None,
-    ):
-        self._names = names
-        self._check = check
-        self._timeout = timeout_seconds
-        self._words = memoryview(memory).cast("Q")
-        self._anchor = ctypes.c_char.from_buffer(memory)
+    def __init__(self, place: Place, patience: Patience):
+        layout = place.layout
+        self._names = place.names
+        self._patience = patience
+        self._words = memoryview(place.memory).cast("Q")
+        self._anchor = ctypes.c_char.from_buffer(place.memory)
         self._address = ctypes.addressof(self._anchor)
         self._base = [layout.counters(each) // _WORD for each in range(layout.ranks)]
-        self._mine = self._base[rank]
-        self._peers = [each for each in range(layout.ranks) if each != rank]
+        self._mine = self._base[place.rank]
+        self._peers = [each for each in range(layout.ranks) if each != place.rank]
 
     def raise_to(self, counter: int, value: int) -> None:
         """Raises this rank's counter and wakes those who wait for it."""
@@ -93,7 +97,7 @@ class Signals:
             self._words[self._mine + counter * _APART] = 0
 
     def _await(self, peer: int, word: int, value: int) -> None:
-        words = self._words
+        words, patience = self._words, self._patience
         started = time.monotonic()
         while time.monotonic() - started < _SPIN_SECONDS:
             if words[word] >= value:
@@ -105,11 +109,11 @@ class Signals:
             futex.wait(self._address + word * _WORD, seen, _NAP_SECONDS)
             if words[word] >= value:
                 return
-            self._check()
-            if self._timeout is not None and time.monotonic() - started > self._timeout:
+            patience.check()
+            if patience.seconds is not None and time.monotonic() - started > patience.seconds:
                 raise PeerLostError(
-                    f"the gradients of every worker within {self._timeout:g} s",
+                    f"{patience.what} within {patience.seconds:g} s",
                     f"nothing from {self._names[peer]}",
                     f"look at the log of {self._names[peer]}, or allow more time with "
-                    "TFDIST_TIMEOUT_SECONDS",
+                    f"{patience.variable}",
                 )

@@ -6,18 +6,18 @@ timing nor on which rank owns an element.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from tfdist.collectives.halves import Array
-from tfdist.collectives.halves import Half
-from tfdist.collectives.halves import storage
 from tfdist.collectives.layout import SLOTS
 from tfdist.collectives.layout import BucketLayout
-from tfdist.collectives.layout import Layout
 from tfdist.collectives.layout import Piece
+from tfdist.collectives.memory import Place
+
+Array = npt.NDArray[Any]
 
 #: What to copy where: a run of elements of an array, and the part of a slot for it.
 _Fill = tuple[Piece, Array]
@@ -30,19 +30,16 @@ class Summation:
     """One rank's work on one bucket.
 
     Args:
-        memory: The shared memory.
-        layout: Its layout.
-        plan: The part of it for this bucket.
-        rank: This rank.
+        place: The shared memory.
+        plan: The part of its layout for this bucket.
     """
 
-    def __init__(self, memory: mmap.mmap, layout: Layout, plan: BucketLayout, rank: int):
+    def __init__(self, place: Place, plan: BucketLayout):
         self.plan = plan
-        self.type = storage(plan.bucket.dtype)
-        self._memory = memory
-        self._layout = layout
-        self._rank = rank
-        self._half = Half(plan.bucket.dtype) if self.type.itemsize == 2 else None
+        self.type = np.dtype(plan.bucket.dtype)
+        self._memory = place.memory
+        self._layout = place.layout
+        self._rank = place.rank
         self._fills = [
             [self._plan_fill(chunk, entry) for chunk in range(plan.chunks)]
             for entry in range(SLOTS)
@@ -52,8 +49,8 @@ class Summation:
         ]
 
     def flatten(self, arrays: Sequence[Array]) -> list[Array]:
-        """Returns the arrays as vectors of the type that `fill` and `sum` work on; no copies."""
-        return [np.ascontiguousarray(array).reshape(-1).view(self.type) for array in arrays]
+        """Returns the arrays as the vectors that `fill` and `sum` work on; copies if it must."""
+        return [np.ascontiguousarray(array).reshape(-1) for array in arrays]
 
     def fill(self, chunk: int, entry: int, vectors: Sequence[Array]) -> None:
         """Writes into this rank's slot `entry` what others need of `chunk`."""
@@ -75,12 +72,9 @@ class Summation:
             start = piece.at - at
             target = out[start : start + piece.stop - piece.start]
             terms = [own if source is None else source for source in sources]
-            if self._half is None:
-                np.add(terms[0], terms[1], out=target)
-                for term in terms[2:]:
-                    np.add(target, term, out=target)
-            else:
-                self._half.sum(terms, target)
+            np.add(terms[0], terms[1], out=target)
+            for term in terms[2:]:
+                np.add(target, term, out=target)
 
     def part_in_slot(self, owner: int, chunk: int, entry: int) -> tuple[Array, int]:
         """Returns the room for `owner`'s sums in its own slot, and their place in the bucket."""
