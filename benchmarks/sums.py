@@ -42,7 +42,7 @@ def timed(function: Callable[[], Any]) -> float:
 def on_replica(tensor: tf.Tensor) -> tf.Tensor:
     """Sums as Keras's optimizers do."""
     context = tf.distribute.get_replica_context()
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, [tensor])[0]
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, [tf.identity(tensor)])[0]
 
 
 def main() -> None:
