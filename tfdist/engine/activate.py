@@ -161,6 +161,13 @@ def _check_versions() -> None:
         )
 
 
+def is_on_servers(model: Any) -> bool:
+    """Whether `model` trains on parameter servers."""
+    from tfdist.engine import replicas
+
+    return replicas.is_asynchronous(getattr(model, "_distribute_strategy", None))
+
+
 def is_ours(model: Any) -> bool:
     """Whether `model` trains on synchronous replicas, which is what the engine repairs."""
     from tfdist.engine import replicas
@@ -177,6 +184,9 @@ def _repairs() -> tuple[Repair, ...]:
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
     from keras.src.losses import loss as losses
     from keras.src.trainers.trainer import Trainer
+    from tensorflow.python.distribute.parameter_server_strategy_v2 import (
+        ParameterServerStrategyV2Extended,
+    )
 
     from tfdist.engine import alone
     from tfdist.engine import build
@@ -190,9 +200,14 @@ def _repairs() -> tuple[Repair, ...]:
     from tfdist.engine import reduction
     from tfdist.engine import scope
     from tfdist.engine import steps
+    from tfdist.engine.servers import loop as server_loop
+    from tfdist.engine.servers import placement
+    from tfdist.engine.servers import tables
 
-    def ours(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Sends models under a strategy of ours to `function(model, ...)`."""
+    def ours(
+        function: Callable[..., Any], on_servers: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        """Sends models under a strategy of ours to `function(model, ...)`, or to `on_servers`."""
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
@@ -200,6 +215,8 @@ def _repairs() -> tuple[Repair, ...]:
                 alone.warn(self)
                 if is_ours(self):
                     return function(self, *args, **kwargs)
+                if on_servers is not None and is_on_servers(self):
+                    return on_servers(self, *args, **kwargs)
                 return original(self, *args, **kwargs)
 
             return method
@@ -223,7 +240,7 @@ def _repairs() -> tuple[Repair, ...]:
         def compile(self: Any, *args: Any, **kwargs: Any) -> None:
             scope.join_current(self)
             steps.forget_prediction(self)
-            if not is_ours(self):
+            if not is_ours(self) and not is_on_servers(self):
                 original(self, *args, **kwargs)
                 return
             # Metrics given by name make their variables here.
@@ -249,17 +266,17 @@ def _repairs() -> tuple[Repair, ...]:
             t,
             "fit",
             "a loop that knows one process only; counts a step too many (keras issue 20585)",
-            ours(loop.fit),
+            ours(loop.fit, server_loop.fit),
             "self._maybe_symbolic_build(iterator=epoch_iterator)",
         ),
         Repair(
             t,
             "evaluate",
             "as fit",
-            ours(loop.evaluate),
+            ours(loop.evaluate, server_loop.evaluate),
             "self._maybe_symbolic_build(iterator=epoch_iterator)",
         ),
-        Repair(t, "predict", "as fit; an unbuilt model is not built", ours(loop.predict)),
+        Repair(t, "predict", "as fit; an unbuilt model is not built", ours(loop.predict, server_loop.predict)),
         Repair(t, "train_on_batch", "optimizers of another scope", on_batch("train_on_batch")),
         Repair(t, "test_on_batch", "metrics of another scope", on_batch("test_on_batch")),
         Repair(t, "predict_on_batch", "as predict", ours(on_batches.predict_on_batch)),
@@ -305,6 +322,33 @@ def _repairs() -> tuple[Repair, ...]:
             "Arbitrarily take",
         ),
         Repair(TFOptimizer, "_all_reduce_sum_gradients", "as above", gradients.sum_once),
+        Repair(
+            TFOptimizer,
+            "_backend_update_step",
+            "updates variables of parameter servers on the worker",
+            gradients.update,
+        ),
+        Repair(TFOptimizer, "_var_key", "knows variables by their value", gradients.key_of),
+        Repair(
+            ParameterServerStrategyV2Extended,
+            "_create_variable_round_robin",
+            "gives servers as many variables, not as many bytes",
+            placement.create,
+            "self._variable_count % self._num_ps",
+        ),
+        Repair(
+            keras.Variable,
+            "_initialize",
+            "takes a variable in parts for a whole one",
+            placement.whole,
+        ),
+        Repair(
+            keras.layers.Embedding,
+            "call",
+            "reads a whole table for the rows of a batch",
+            tables.embedding,
+            "ops.take(self.embeddings, inputs, axis=0)",
+        ),
         Repair(losses, "unscale_loss_for_distribution", "as scaling", loss_rules.unscale),
         Repair(
             losses,

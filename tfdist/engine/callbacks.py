@@ -87,6 +87,18 @@ def read_test_logs(callbacks: list[Any], *, with_bar: bool) -> bool:
     return _read_logs(callbacks, ("on_test_batch_end",), with_bar)
 
 
+def have_own_batch_hooks(callbacks: list[Any]) -> bool:
+    """Whether one that is not Keras's wants to be called at every step."""
+    steps = [hook for hook in (*_TRAIN, *_TEST, *_PREDICT) if hook != "on_epoch_begin"]
+    return _has_hook(_free(callbacks), tuple(steps))
+
+
+def read_every_log(callbacks: list[Any]) -> bool:
+    """Whether one of them may look at the logs of every step, not only to draw them."""
+    hooks = ("on_train_batch_end", "on_batch_end", "on_test_batch_end")
+    return _read_logs(callbacks, hooks, with_bar=False)
+
+
 def _read_logs(callbacks: list[Any], hooks: tuple[str, ...], with_bar: bool) -> bool:
     def looks(callback: Any) -> bool:
         if type(callback) is keras.callbacks.ProgbarLogger:

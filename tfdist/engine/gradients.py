@@ -17,11 +17,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.engine import allreduce
 from tfdist.engine import current_step
 from tfdist.engine.replicas import is_synchronous
+from tfdist.engine.servers import server_step
+from tfdist.engine.servers import updates
 
 _local = threading.local()  # Whether the gradients in this thread's hands are sums over replicas.
 
@@ -31,6 +34,10 @@ def apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
+        on_server = server_step.current()
+        if on_server is not None:
+            updates.apply(self, list(grads), list(trainable_variables), on_server)
+            return
         if not _in_replica():
             original(self, grads, trainable_variables)
             return
@@ -47,6 +54,31 @@ def apply(original: Callable[..., Any]) -> Callable[..., Any]:
                 _overwrite_with_average(self)
 
     return _backend_apply_gradients
+
+
+def update(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an optimizer's `_backend_update_step` that runs where the variables are."""
+
+    @functools.wraps(original)
+    def _backend_update_step(self: Any, grads: Any, trainable_variables: Any, rate: Any) -> None:
+        if server_step.current() is None:
+            original(self, grads, trainable_variables, rate)
+        else:
+            updates.update_on_servers(self, list(grads), list(trainable_variables), rate)
+
+    return _backend_update_step
+
+
+def key_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an optimizer's `_var_key` that knows a variable whose value is a step's copy."""
+
+    @functools.wraps(original)
+    def _var_key(self: Any, variable: Any) -> Any:
+        if server_step.current() is not None and isinstance(variable, keras.Variable):
+            variable = variable._value
+        return original(self, variable)
+
+    return _var_key
 
 
 def sum_once(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,7 +26,10 @@ from keras.src.trainers.data_adapters import generator_data_adapter
 
 from tfdist.engine import seeds
 from tfdist.engine import sparse_rows
+from tfdist.engine.readers import Reader
+from tfdist.engine.readers import WholeReader
 from tfdist.engine.readers import reader_for
+from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.replicas import is_several_workers
 
 log = logging.getLogger("absl")
@@ -79,18 +82,24 @@ class Feed:
             class_weight=class_weight,
         )
         self.policy = "given"
+        self._reader: Reader
         dataset = self._adapter.get_tf_dataset()
         if unseeded and _is_shuffled_array(self._adapter):
             dataset = _shuffled_arrays(self._adapter)
         self._dataset = dataset
+        self._open = False
+        self._length: int | None = None
+        if is_asynchronous(strategy):
+            # The coordinator reads all of it, as one device would.
+            self.policy, self.spec = "off", dataset.element_spec
+            self._reader = WholeReader(dataset)
+            return
         if isinstance(dataset, tf.data.Dataset):
             dataset, self.policy = _sharded(sparse_rows.split_dataset(dataset), several)
             dataset = strategy.experimental_distribute_dataset(dataset)
         self.spec = sparse_rows.join(tree.map_structure(_first_replica, dataset.element_spec))
         ends = self.cardinality if self.policy == "example" else None
         self._reader = reader_for(strategy, dataset, ends, ours=self.policy != "given")
-        self._open = False
-        self._length: int | None = None
 
     @property
     def num_batches(self) -> int | None:

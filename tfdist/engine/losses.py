@@ -22,12 +22,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras import tree
 from keras.src.losses import loss as keras_losses
 
 from tfdist.engine import allreduce
 from tfdist.engine import current_step
 from tfdist.engine import made_up
 from tfdist.engine import own_losses
+from tfdist.engine.servers import server_step
 
 log = logging.getLogger("absl")
 
@@ -139,6 +141,9 @@ def differentiated(original: Callable[..., Any]) -> Callable[..., Any]:
     def gradient(
         self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
     ) -> Any:
+        on_server = server_step.current()
+        if on_server is not None:
+            sources = tree.map_structure(on_server.values.source, sources)
         step = current_step.current()
         terms = None if step is None or output_gradients is not None else step.terms(target)
         if step is None or terms is None:

@@ -29,6 +29,10 @@ from tfdist.engine.sparse_rows import join
 from tfdist.errors import ConfigError
 
 
+#: What a worker says of its part of the data before a step.
+_GOES_ON, _ENDED, _LACKS_FILES = range(3)
+
+
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """One global batch as one process sees it.
@@ -101,7 +105,7 @@ class Reader(Protocol):
     def start(self) -> None:
         """Begins at the start of the data."""
 
-    def next(self) -> Batch | None:
+    def next(self) -> Any:
         """Returns the next batch, or None at the end."""
 
 
@@ -148,16 +152,15 @@ class LocalReader:
     def next(self) -> Batch | None:
         if self._left == 0:
             return None
-        parts = self._read()
+        state, parts = self._read()
         rows = [0 if part is None else _rows(part) for part in parts]
         if self._even and all(part is not None for part in parts):
             share = self._shares.even
         else:
-            ended = all(part is None for part in parts)
-            everyone = self._shares.gather([ended, rows])
+            everyone = self._shares.gather(state, rows)
             # Who knows how many batches there are reads as many, empty ones too.
             unknown = self._left is None or self._left < 0
-            if unknown and all(ended for ended, _ in everyone):
+            if unknown and all(state == _ENDED for state, _ in everyone):
                 return None
             share = self._shares.of(rows, [rows for _, rows in everyone])
         if self._left is not None and self._left > 0:
@@ -169,23 +172,42 @@ class LocalReader:
             return self._shares.packed(parts, share, is_fixed, not all(rows))
         return Batch(self._shares.per_replica(parts), share, is_fixed, not all(rows))
 
-    def _read(self) -> list[Any]:
+    def _read(self) -> tuple[int, list[Any]]:
+        """Returns the state of this worker's part, and the next batch of each local replica."""
         try:
             parts = [next(self._iterator, None) for _ in range(self._replicas)]
         except tf.errors.InvalidArgumentError as error:
             if "FILE based sharding" not in str(error):
                 raise
-            raise ConfigError(
-                "at least one file for every worker under AutoShardPolicy.FILE",
-                str(error).partition("Could not apply FILE based sharding: ")[2].split(". ")[0],
-                "leave the policy at AUTO, or set it to DATA, to split by example",
-            ) from error
-        return [
+            # A worker past the last file sees no error, only no data: all must be told.
+            return _LACKS_FILES, [None] * self._replicas
+        if all(part is None for part in parts):
+            return _ENDED, parts
+        return _GOES_ON, [
             None if part is None else tree.map_structure(none_if_optional, part) for part in parts
         ]
 
     def _no_examples(self) -> Any:
         return input_lib._dummy_tensor_fn(self._dataset.element_spec)
+
+
+class WholeReader:
+    """Reads all of a dataset here, as one device does; its batches are structures of tensors.
+
+    Args:
+        dataset: A `tf.data.Dataset`.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset):
+        self._dataset = _without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
+        self._iterator: Any = None
+
+    def start(self) -> None:
+        self._iterator = iter(self._dataset)
+
+    def next(self) -> Any:
+        batch = next(self._iterator, None)
+        return None if batch is None else tree.map_structure(none_if_optional, batch)
 
 
 class DistributedReader:
@@ -220,7 +242,7 @@ class DistributedReader:
             for i in range(self._shares.local_replicas)
         ]
         rows = [_rows(part) for part in parts]
-        everyone = self._shares.gather([False, rows])
+        everyone = self._shares.gather(_GOES_ON, rows)
         share = self._shares.of(rows, [rows for _, rows in everyone])
         is_fixed = self._is_fixed and all(rows)
         if is_split(data):
@@ -247,12 +269,22 @@ class _Shares:
         self.local_replicas = len(strategy.extended.worker_devices)
         self.even = self._tensors([1.0 / self._replicas] * self.local_replicas)
 
-    def gather(self, value: Any) -> list[Any]:
-        if self._group is None:
-            return [value]
-        ended, rows = value
-        said = exchange("reading the next batch", 1 + len(rows)).gather([int(ended), *rows])
-        return [[bool(first), list(rest)] for first, *rest in said]
+    def gather(self, state: int, rows: list[int]) -> list[tuple[int, list[int]]]:
+        """Returns the state and the rows of each local replica of every worker.
+
+        Raises:
+            ConfigError: There are fewer files than workers; raised on all of them.
+        """
+        everyone = [[state, *rows]]
+        if self._group is not None:
+            everyone = exchange("reading the next batch", 1 + len(rows)).gather(everyone[0])
+        if any(state == _LACKS_FILES for state, *_ in everyone):
+            raise ConfigError(
+                "at least one file for every worker under AutoShardPolicy.FILE",
+                f"fewer files than the {len(everyone)} workers",
+                "leave the policy at AUTO, or set it to DATA, to split by example",
+            )
+        return [(state, rows) for state, *rows in everyone]
 
     def of(self, rows: list[int], everyone: list[list[int]]) -> Any:
         """Returns the shares, given the rows of each local replica here and on every worker."""

@@ -15,6 +15,11 @@ def is_synchronous(strategy: Any) -> bool:
     )
 
 
+def is_asynchronous(strategy: Any) -> bool:
+    """Whether `strategy` trains on parameter servers, whose workers do not wait for each other."""
+    return isinstance(strategy, tf.distribute.ParameterServerStrategy)
+
+
 def is_several_workers(strategy: Any) -> bool:
     """Whether `strategy` spans processes."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and bool(

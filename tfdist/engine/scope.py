@@ -42,7 +42,7 @@ def join_current(model: Any) -> None:
     """Lets a model that was made outside any scope train under the strategy whose scope is open."""
     if getattr(model, "_distribute_strategy", None) is None and tf.distribute.has_strategy():
         strategy = tf.distribute.get_strategy()
-        if replicas.is_synchronous(strategy):
+        if replicas.is_synchronous(strategy) or replicas.is_asynchronous(strategy):
             model._distribute_strategy = strategy
 
 

@@ -1,0 +1,171 @@
+"""The graph of an execution: a few steps in a row on one worker, the weights fetched anew for each.
+
+In a step, Keras's own code and the user's run on a copy of the variables (`LocalValues`), fetched
+from each server in one message. What they assign is sent back as what it adds, in one operation
+that cannot lose another worker's (Keras writes counters and statistics by reading them first).
+Metrics begin at nothing in every execution and come back to the coordinator with its result, so
+that each execution counts exactly once, even if a worker dies on the way and another does it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tfdist.engine.scope import optimizers_of
+from tfdist.engine.scope import parts_of
+from tfdist.engine.servers import server_step
+from tfdist.engine.servers.local_values import LocalValues
+from tfdist.engine.servers.metric_states import MetricStates
+from tfdist.engine.servers.packing import Packer
+from tfdist.engine.servers.server_step import ServerStep
+from tfdist.engine.servers.tables import is_table
+
+_STRIDE = 0x632BE5AB  # Odd, so that no two steps meet; an arbitrary number of 31 bits.
+
+
+class Fetch:
+    """Reads the variables of a model from their servers, one message from each.
+
+    Args:
+        variables: Keras variables.
+    """
+
+    def __init__(self, variables: Sequence[Any]):
+        self._servers: dict[str, list[Any]] = {}
+        for variable in variables:
+            self._servers.setdefault(variable._value.device, []).append(variable)
+        self._packers = {
+            device: Packer([v.shape for v in there], [v._value.dtype for v in there])
+            for device, there in self._servers.items()
+        }
+
+    def __call__(self) -> list[tuple[Any, Any]]:
+        """Returns pairs of variable and value."""
+        values: list[tuple[Any, Any]] = []
+        for device, variables in self._servers.items():
+            with tf.device(device):
+                vectors = self._packers[device].pack([v._value.read_value() for v in variables])
+            here = self._packers[device].unpack([tf.identity(vector) for vector in vectors])
+            values += zip(variables, here, strict=True)
+        return values
+
+
+class Execution:
+    """Traces executions of one kind of step of a model.
+
+    Args:
+        model: A built Keras model under a ParameterServerStrategy.
+        step: `model.train_step` or the like.
+        spec: Structure of `tf.TypeSpec` of one batch.
+    """
+
+    def __init__(self, model: Any, step: Callable[[Any], Any], spec: Any):
+        self._strategy = model.distribute_strategy
+        self._step = step
+        self._spec = spec
+        self.metrics = MetricStates(model)
+        shared = [v for v in _read_by_steps(model) if v not in self.metrics and not is_table(v)]
+        self._fetch = Fetch(shared)
+        self._seeds = [v for v in shared if "seed_generator" in v.path]
+        self._graphs: dict[int, Any] = {}
+        self._one: Any = None
+
+    def graph(self, steps: int) -> Any:
+        """Returns the concrete function of `steps` steps.
+
+        It takes the number of the first step (int64 scalar), then each component of the data, with
+        the batches of all steps stacked. It returns a `Result` in the form of a list of tensors.
+
+        Args:
+            steps: Number of steps.
+        """
+        if steps not in self._graphs:
+            with self._strategy.scope():
+                self._graphs[steps] = self._trace(steps)
+        return self._graphs[steps]
+
+    def _trace(self, steps: int) -> Any:
+        if self._one is None:
+            # A function of its own, so that Python runs once, however many steps there are.
+            self._one = tf.function(self._run_one, autograph=False)
+        leaves = tf.nest.flatten(self._spec, expand_composites=True)
+        arguments = [tf.TensorSpec(_stacked(leaf.shape, steps), leaf.dtype) for leaf in leaves]
+
+        def run(number: Any, *data: Any) -> Any:
+            states, outputs = self.metrics.start(), []
+            for index in range(steps):
+                states, output = self._one(
+                    number + index, states, [component[index] for component in data]
+                )
+                outputs.append(output)
+            return self.metrics.pack(states), outputs
+
+        function = tf.function(run, autograph=False)
+        return function.get_concrete_function(tf.TensorSpec([], tf.int64), *arguments)
+
+    def _run_one(self, number: Any, states: list[Any], data: list[Any]) -> Any:
+        return self._strategy.run(self._on_worker, args=(number, states, data))
+
+    def _on_worker(self, number: Any, states: list[Any], data: list[Any]) -> Any:
+        batch = tf.nest.pack_sequence_as(self._spec, data, expand_composites=True)
+        fetched = self._fetch()
+        values = LocalValues([*fetched, *self.metrics.pairs(states)])
+        for state in self._seeds:
+            values.state_mapping[id(state)] = _seed_of_step(state, values, number)
+        before = {id(variable): value for variable, value in fetched}
+        with server_step.tracing(ServerStep(values)) as step, values:
+            output = tree.map_structure(_read, self._step(batch))
+        self._send(step, before)
+        return [values.state_mapping[id(v)] for v in self.metrics.variables], output
+
+    def _send(self, step: ServerStep, before: dict[int, Any]) -> None:
+        """Adds to the variables on the servers what the step has added to its copies."""
+        own = {id(v) for v in [*self._seeds, *self.metrics.variables]} | set(step.applied)
+        servers: dict[str, list[tuple[Any, Any]]] = {}
+        for key, variable in step.values.assigned.items():
+            if key in own:
+                continue
+            value = step.values.state_mapping[key]
+            if key not in before or value.dtype == tf.bool:
+                variable._value.assign(value)
+                continue
+            pair = variable, value - before[key]
+            servers.setdefault(variable._value.device, []).append(pair)
+        for device, pairs in servers.items():
+            packer = Packer([v.shape for v, _ in pairs], [value.dtype for _, value in pairs])
+            vectors = packer.pack([value for _, value in pairs])
+            with tf.device(device):
+                there = packer.unpack([tf.identity(vector) for vector in vectors])
+                for (variable, _), change in zip(pairs, there, strict=True):
+                    variable._value.assign_add(change)
+
+
+def _read_by_steps(model: Any) -> list[Any]:
+    """Returns the variables that code of a step may read: all but the slots of optimizers."""
+    found = list(model.variables)
+    for optimizer in optimizers_of(model):
+        for part in parts_of(optimizer):
+            rate = getattr(part, "_learning_rate", None)
+            found += [v for v in (part.iterations, rate) if isinstance(v, keras.Variable)]
+    return list({id(v): v for v in found}.values())
+
+
+def _stacked(shape: tf.TensorShape, steps: int) -> tf.TensorShape:
+    return tf.TensorShape([steps]).concatenate(shape) if shape.rank is not None else shape
+
+
+def _read(value: Any) -> Any:
+    return tf.convert_to_tensor(value.value) if isinstance(value, keras.Variable) else value
+
+
+def _seed_of_step(state: Any, values: LocalValues, number: Any) -> Any:
+    """Returns a state of a seed generator that no other step has, and every run from one seed."""
+    value = values.state_mapping[id(state)]
+    mixed = tf.cast(number * _STRIDE, value.dtype)
+    return tf.bitwise.bitwise_xor(value, tf.stack([mixed, tf.zeros_like(mixed)]))

@@ -1,0 +1,86 @@
+"""The states of a model's metrics, gathered by the coordinator from executions.
+
+An execution begins with the states of metrics that were just reset, and returns them as they are
+after its steps. States that are sums are added up; metrics whose states are none (a maximum, the
+last value) are told on the coordinator what the step would have told them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+class MetricStates:
+    """The states of the metrics of `model`.
+
+    Args:
+        model: A built Keras model.
+    """
+
+    def __init__(self, model: Any):
+        self._model = model
+        self.variables = [v for metric in model.metrics for v in metric.variables]
+        self._ids = {id(v) for v in self.variables}
+        model.reset_metrics()
+        self._start = [np.array(v.numpy()) for v in self.variables]
+        self._sums = [value.astype(_wide(value)) for value in self._start]
+
+    def __contains__(self, variable: Any) -> bool:
+        return id(variable) in self._ids
+
+    # In the graph of an execution.
+
+    def start(self) -> list[Any]:
+        """Returns the states before the first step."""
+        return [tf.constant(value) for value in self._start]
+
+    def pairs(self, states: list[Any]) -> list[tuple[Any, Any]]:
+        """Returns pairs of variable and state."""
+        return list(zip(self.variables, states, strict=True))
+
+    def pack(self, states: list[Any]) -> Any:
+        """Returns all states as one vector of float64."""
+        if not states:
+            return tf.zeros([0], tf.float64)
+        return tf.concat([tf.reshape(tf.cast(s, tf.float64), [-1]) for s in states], axis=0)
+
+    # On the coordinator.
+
+    def reset(self) -> None:
+        """Forgets all executions."""
+        self._sums = [value.astype(_wide(value)) for value in self._start]
+
+    def add(self, vector: np.ndarray) -> None:
+        """Adds what an execution has returned.
+
+        Args:
+            vector: float64, as made by `pack`.
+        """
+        offset = 0
+        for index, start in enumerate(self._start):
+            part = vector[offset : offset + start.size].reshape(start.shape)
+            self._sums[index] = self._sums[index] + (part - start)
+            offset += start.size
+
+    def results(self) -> dict[str, Any]:
+        """Returns the metrics over all executions since the last reset."""
+        values = [
+            (v, tf.constant(total, v.dtype))
+            for v, total in zip(self.variables, self._sums, strict=True)
+        ]
+        with keras.StatelessScope(state_mapping=values):
+            found: dict[str, Any] = self._model.get_metrics_result()
+        return found
+
+    def store(self) -> None:
+        """Puts the states into the metrics themselves, for `metric.result()`."""
+        for variable, total in zip(self.variables, self._sums, strict=True):
+            variable.assign(total.astype(variable.dtype))
+
+
+def _wide(value: np.ndarray) -> Any:
+    return np.float64 if np.issubdtype(value.dtype, np.floating) else np.int64

@@ -1,0 +1,121 @@
+"""The optimizer's update, run on the servers that hold the variables.
+
+Gradients leave the worker in one message for each server, with the learning rate and the step's
+number beside them, and the optimizer's own `update_step` runs over there. Gradients of tables are
+rows: they travel as they are, and only their rows are updated.
+
+Workers do not wait for each other: two updates of one variable may overlap, as in every
+asynchronous training. Counters cannot lose a step, since they are added to by one operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.engine.servers.local_values import LocalValues
+from tfdist.engine.servers.packing import Packer
+from tfdist.engine.servers.server_step import ServerStep
+from tfdist.errors import UnsupportedError
+from tfdist.optimizers.row_sparse import update_rows
+
+
+def apply(optimizer: Any, gradients: list[Any], variables: list[Any], step: ServerStep) -> None:
+    """Updates variables by their gradients, each on its server.
+
+    Args:
+        optimizer: A Keras optimizer.
+        gradients: Tensor or `tf.IndexedSlices` for each variable.
+        variables: Keras variables.
+        step: The step that the gradients come from.
+
+    Raises:
+        UnsupportedError: The optimizer accumulates gradients.
+    """
+    if optimizer.gradient_accumulation_steps:
+        raise UnsupportedError(
+            "an optimizer without gradient_accumulation_steps under parameter servers, whose "
+            "workers do not take steps together",
+            f"{optimizer.gradient_accumulation_steps} steps",
+            "use larger batches instead",
+        )
+    step.applied.update((id(variable), variable) for variable in variables)
+    gradients = optimizer._clip_gradients(gradients)
+    # An optimizer's own part of the step (Nadam's running product) comes before the servers' part.
+    optimizer._backend_update_step(gradients, variables, optimizer.learning_rate)
+
+
+def update_on_servers(
+    optimizer: Any, gradients: list[Any], variables: list[Any], learning_rate: Any
+) -> None:
+    """Runs `optimizer.update_step` for each variable on its server.
+
+    Args:
+        optimizer: A Keras optimizer.
+        gradients: As of `apply`, clipped.
+        variables: As of `apply`.
+        learning_rate: Scalar tensor on the worker.
+    """
+    number = tf.convert_to_tensor(optimizer.iterations.value)
+    rate = tf.convert_to_tensor(learning_rate)
+    servers: dict[str, list[tuple[Any, Any]]] = {}
+    for gradient, variable in zip(gradients, variables, strict=True):
+        servers.setdefault(variable._value.device, []).append((gradient, variable))
+    for device, pairs in servers.items():
+        dense = [(g, v) for g, v in pairs if not isinstance(g, tf.IndexedSlices)]
+        rows = [(g, v) for g, v in pairs if isinstance(g, tf.IndexedSlices)]
+        sent = [*(g for g, _ in dense), rate, number]
+        shapes = [*(v.shape for _, v in dense), rate.shape, number.shape]
+        packer = Packer(shapes, [tensor.dtype for tensor in sent])
+        vectors = packer.pack(sent)
+        with tf.device(device):
+            *arrived, rate_there, number_there = packer.unpack(list(map(tf.identity, vectors)))
+            with LocalValues([(optimizer.iterations, number_there)]):
+                for gradient, (_, variable) in zip(arrived, dense, strict=True):
+                    _update(optimizer, gradient, variable, rate_there, _dense)
+                for slices, variable in rows:
+                    there = tf.IndexedSlices(
+                        tf.identity(slices.values), tf.identity(slices.indices), variable.shape
+                    )
+                    _update(optimizer, there, variable, rate_there, update_rows)
+
+
+def _update(
+    optimizer: Any, gradient: Any, variable: Any, rate: Any, update: Callable[..., None]
+) -> None:
+    storage = variable._value
+    is_table = isinstance(gradient, tf.IndexedSlices)
+    if not is_table and optimizer.weight_decay is not None and optimizer._use_weight_decay(variable):
+        decay = tf.cast(optimizer.weight_decay, storage.dtype) * tf.cast(rate, storage.dtype)
+        storage.assign_sub(storage * decay)
+    update(optimizer, variable, gradient, rate)
+    if is_table:
+        return
+    if variable.constraint is not None:
+        storage.assign(variable.constraint(storage.read_value()))
+    if optimizer.use_ema:
+        _average(optimizer, variable)
+
+
+def _dense(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
+    optimizer.update_step(gradient, variable._value, rate)
+
+
+def _average(optimizer: Any, variable: Any) -> None:
+    storage = variable._value
+    average = optimizer._model_variables_moving_average[optimizer._get_variable_index(variable)]
+    average = average._value
+    number = tf.convert_to_tensor(optimizer.iterations.value)
+    momentum = tf.cast(number != 0, average.dtype) * optimizer.ema_momentum
+    average.assign(momentum * average + (1 - momentum) * tf.cast(storage, average.dtype))
+    every = optimizer.ema_overwrite_frequency
+    if every:
+        storage.assign(tf.where((number + 1) % every == 0, tf.cast(average, storage.dtype), storage))
+
+
+def is_scaled(optimizer: Any) -> bool:
+    """Whether the optimizer scales the loss, as `mixed_float16` makes it."""
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
