@@ -20,6 +20,8 @@ from typing import Any
 from tfdist._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from tfdist import layers as layers
+    from tfdist import optimizers as optimizers
     from tfdist import testing as testing
     from tfdist.cluster.detect import detect as detect
     from tfdist.cluster.topology import Cluster as Cluster
@@ -42,7 +44,7 @@ _PUBLIC = {
     "seed": "tfdist.compose",
     "strategy": "tfdist.compose",
 }
-_MODULES = ("testing",)
+_MODULES = ("layers", "optimizers", "testing")
 
 __all__ = ["__version__", *_PUBLIC, *_MODULES]
 

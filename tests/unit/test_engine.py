@@ -68,9 +68,10 @@ def test_it_comes_out_without_a_trace_and_goes_in_once():
         import tensorflow as tf
         from tensorflow.python.data.util import random_seed
         from tfdist.engine import activate
+        from tfdist.engine import repairs
 
         def all_functions():
-            found = [getattr(r.owner, r.name) for r in activate._repairs()]
+            found = [getattr(r.owner, r.name) for r in repairs.repairs()]
             strategy = tf.distribute.MultiWorkerMirroredStrategy
             return [*found, strategy.__init__, random_seed.get_seed]
 
@@ -94,7 +95,8 @@ def test_every_probed_defect_is_in_the_installed_keras():
     result = _python(
         """
         from tfdist.engine import activate
-        probed = [r for r in activate._repairs() if r.probe]
+        from tfdist.engine import repairs
+        probed = [r for r in repairs.repairs() if r.probe]
         assert len(probed) >= 5
         gone = [r.name for r in probed if not activate.defect_is_there(r)]
         assert not gone, gone

@@ -27,6 +27,7 @@ from tfdist.engine import allreduce
 from tfdist.engine import current_step
 from tfdist.engine import made_up
 from tfdist.engine.replicas import wide_enough
+from tfdist.engine.servers import server_step
 
 log = logging.getLogger("absl")
 
@@ -93,7 +94,7 @@ _adds_up: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 def _update(metric: Any, update: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     step = current_step.current()
     if step is None:
-        return update(*args, **kwargs)
+        return _update_on_server(metric, update, args, kwargs)
     if metric not in _adds_up:
         _adds_up[metric] = _states_add_up(metric, update, args, kwargs)
         if not _adds_up[metric]:
@@ -109,6 +110,20 @@ def _update(metric: Any, update: Callable[..., Any], *args: Any, **kwargs: Any) 
 
     args, kwargs = tree.map_structure(whole, (args, kwargs))
     return update(*args, **kwargs)
+
+
+def _update_on_server(metric: Any, update: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    step = server_step.current()
+    if step is None:
+        return update(*args, **kwargs)
+    if metric not in _adds_up:
+        _adds_up[metric] = _states_add_up(metric, update, args, kwargs)
+        if not _adds_up[metric]:
+            log.info("metric %s is no sum: the coordinator updates it", metric.name)
+    if _adds_up[metric]:
+        return update(*args, **kwargs)
+    step.observed.append((metric, (args, kwargs)))
+    return None
 
 
 def _states_add_up(metric: Any, update: Callable[..., Any], args: Any, kwargs: Any) -> bool:

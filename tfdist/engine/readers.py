@@ -28,7 +28,6 @@ from tfdist.engine.sparse_rows import is_split
 from tfdist.engine.sparse_rows import join
 from tfdist.errors import ConfigError
 
-
 #: What a worker says of its part of the data before a step.
 _GOES_ON, _ENDED, _LACKS_FILES = range(3)
 

@@ -44,10 +44,14 @@ class Dispatcher:
     Args:
         strategy: The strategy.
         limit_seconds: Longest time without any result while there is work; None: no limit.
+
+    Attributes:
+        coordinator: TensorFlow's coordinator.
+        workers: Number of workers.
     """
 
     def __init__(self, strategy: Any, limit_seconds: float | None = None):
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self.workers = int(strategy.extended._num_workers)
         self._limit = limit_seconds
         self._tasks: dict[int, _Task] = {}
@@ -120,12 +124,12 @@ class Dispatcher:
                 self._seconds = [*self._seconds[-99:], time.monotonic() - task.started]
             self._done.put((task, value, error))
 
-        # `schedule` itself takes nothing but compiled functions, whose results it does not announce.
-        self._coordinator._cluster.schedule(run, (), {})
+        # `schedule` itself takes only compiled functions, whose results it does not announce.
+        self.coordinator._cluster.schedule(run, (), {})
 
     def _look_after(self) -> None:
         """Looks for errors of the coordinator and for work that a worker keeps to itself."""
-        self._coordinator.done()  # Raises what the coordinator could not recover from.
+        self.coordinator.done()  # Raises what the coordinator could not recover from.
         now = time.monotonic()
         usual = statistics.median(self._seconds) if self._seconds else PATIENCE_SECONDS
         patience = max(PATIENCE_SECONDS, 10 * usual)

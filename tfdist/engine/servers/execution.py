@@ -73,38 +73,52 @@ class Execution:
         shared = [v for v in _read_by_steps(model) if v not in self.metrics and not is_table(v)]
         self._fetch = Fetch(shared)
         self._seeds = [v for v in shared if "seed_generator" in v.path]
-        self._graphs: dict[int, Any] = {}
+        self._graphs: dict[tuple[int, bool], Any] = {}
         self._one: Any = None
+        #: The metrics that are no sums, in the order of what `observed` holds for them.
+        self.observers: list[Any] = []
 
-    def graph(self, steps: int) -> Any:
+    def graph(self, steps: int, *, listed: bool = False) -> Any:
         """Returns the concrete function of `steps` steps.
 
         It takes the number of the first step (int64 scalar), then each component of the data, with
-        the batches of all steps stacked. It returns a `Result` in the form of a list of tensors.
+        the batches of all steps stacked. It returns the states of metrics as one vector, what
+        each step returned, and what each step told the metrics that are no sums.
 
         Args:
             steps: Number of steps.
+            listed: Whether a component comes as a list of one tensor a step, not stacked.
         """
-        if steps not in self._graphs:
+        key = steps, listed
+        if key not in self._graphs:
             with self._strategy.scope():
-                self._graphs[steps] = self._trace(steps)
-        return self._graphs[steps]
+                # Else TensorFlow warns that a step runs on the coordinator.
+                self._strategy.extended._being_scheduled = True
+                self._graphs[key] = self._trace(steps, listed)
+                self._strategy.extended._being_scheduled = False
+        return self._graphs[key]
 
-    def _trace(self, steps: int) -> Any:
+    def _trace(self, steps: int, listed: bool) -> Any:
         if self._one is None:
             # A function of its own, so that Python runs once, however many steps there are.
             self._one = tf.function(self._run_one, autograph=False)
         leaves = tf.nest.flatten(self._spec, expand_composites=True)
-        arguments = [tf.TensorSpec(_stacked(leaf.shape, steps), leaf.dtype) for leaf in leaves]
+        arguments: list[Any] = [
+            [tf.TensorSpec(leaf.shape, leaf.dtype)] * steps
+            if listed
+            else tf.TensorSpec(_stacked(leaf.shape, steps), leaf.dtype)
+            for leaf in leaves
+        ]
 
         def run(number: Any, *data: Any) -> Any:
-            states, outputs = self.metrics.start(), []
+            states, outputs, observed = self.metrics.start(), [], []
             for index in range(steps):
-                states, output = self._one(
+                states, output, seen = self._one(
                     number + index, states, [component[index] for component in data]
                 )
                 outputs.append(output)
-            return self.metrics.pack(states), outputs
+                observed.append(seen)
+            return self.metrics.pack(states), outputs, observed
 
         function = tf.function(run, autograph=False)
         return function.get_concrete_function(tf.TensorSpec([], tf.int64), *arguments)
@@ -122,7 +136,9 @@ class Execution:
         with server_step.tracing(ServerStep(values)) as step, values:
             output = tree.map_structure(_read, self._step(batch))
         self._send(step, before)
-        return [values.state_mapping[id(v)] for v in self.metrics.variables], output
+        self.observers = [metric for metric, _ in step.observed]
+        states = [values.state_mapping[id(v)] for v in self.metrics.variables]
+        return states, output, [arguments for _, arguments in step.observed]
 
     def _send(self, step: ServerStep, before: dict[int, Any]) -> None:
         """Adds to the variables on the servers what the step has added to its copies."""

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Generator
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist.engine.servers.dispatcher import Dispatcher
 from tfdist.engine.servers.execution import Execution
+
+
+class Outcome(NamedTuple):
+    """What an execution returns from its worker.
+
+    Attributes:
+        rows: Number of examples of each of its steps.
+        states: States of metrics, one vector for each call of the graph.
+        outputs: What each of its steps returned.
+        observed: What each step told the metrics that are no sums.
+    """
+
+    rows: list[int]
+    states: list[Any]
+    outputs: list[Any]
+    observed: list[Any]
 
 
 class Done(NamedTuple):
@@ -20,12 +36,12 @@ class Done(NamedTuple):
 
     Attributes:
         first: Number of its first step within the epoch.
-        steps: Number of its steps.
+        rows: Number of examples of each of its steps.
         outputs: What each of its steps returned, as arrays.
     """
 
     first: int
-    steps: int
+    rows: list[int]
     outputs: list[Any]
 
 
@@ -39,99 +55,143 @@ class Executor:
         dispatcher: Where to run them.
     """
 
-    def __init__(
-        self, model: Any, step: Callable[[Any], Any], spec: Any, dispatcher: Dispatcher
-    ):
+    def __init__(self, model: Any, step: Callable[[Any], Any], spec: Any, dispatcher: Dispatcher):
         self.execution = Execution(model, step, spec)
-        self._spec = spec
+        self.spec = spec
         self._dispatcher = dispatcher
 
-    def run(
-        self,
-        batches: Iterable[Any],
-        size: int,
-        number: int,
-        begin: Callable[[int], None] = lambda first: None,
-    ) -> Iterator[Done]:
-        """Yields each execution when it and all before it are done.
-
-        Closing the generator ends the reading of batches; what is under way is waited for.
+    def over(
+        self, batches: Iterable[Any], size: int, number: int
+    ) -> Iterator[tuple[int, Callable[[], Outcome]]]:
+        """Yields executions over batches that are read here: number of steps, and the work.
 
         Args:
             batches: Structures of tensors.
             size: Steps of an execution.
             number: Number of the first step of all, for random numbers.
+        """
+        for steps, data in _grouped(batches, size):
+            yield steps, self._work(number, steps, data)
+            number += steps
+
+    def _work(self, number: int, steps: int, data: list[Any]) -> Callable[[], Outcome]:
+        self.execution.graph(steps)  # Traced here, not in the threads of workers.
+        return lambda: self.call(number, steps, data)
+
+    def call(self, number: int, steps: int, data: list[Any]) -> Outcome:
+        """Runs steps on the worker of this thread.
+
+        Args:
+            number: Number of the first one.
+            steps: Number of steps.
+            data: Components of the batches, each with those of all steps stacked.
+        """
+        rows = [_rows(data[0].shape[1:])] * steps
+        return _outcome(rows, self.execution.graph(steps), number, data)
+
+    def call_listed(self, number: int, batches: list[list[Any]]) -> Outcome:
+        """As `call`, with the components of one batch after the other."""
+        steps = len(batches)
+        data = [list(leaves) for leaves in zip(*batches, strict=True)]
+        rows = [_rows(leaf.shape) for leaf in data[0]]
+        return _outcome(rows, self.execution.graph(steps, listed=True), number, data)
+
+    def run(
+        self,
+        works: Iterator[tuple[int, Callable[[], Outcome]]],
+        begin: Callable[[int], None] = lambda first: None,
+    ) -> Generator[Done, None, None]:
+        """Yields each execution when it and all before it are done.
+
+        Closing the generator ends the scheduling; what is under way is waited for.
+
+        Args:
+            works: Executions: number of steps, and the work.
             begin: Called with the number of an execution's first step before it is scheduled.
         """
-        waiting: dict[int, tuple[int, int]] = {}
-        ready: dict[int, Any] = {}
-        states = self.execution.metrics
+        waiting: dict[int, None] = {}
+        ready: dict[int, Outcome] = {}
+        scheduled = position = 0
 
-        def collect() -> Iterator[Done]:
-            done, (vector, outputs) = self._dispatcher.result()
-            states.add(vector)
-            ready[done] = outputs
+        def collect() -> list[Outcome]:
+            key, outcome = self._dispatcher.result()
+            ready[key] = outcome
+            found = []
             while waiting and (first := next(iter(waiting))) in ready:
-                yield Done(*waiting.pop(first), ready.pop(first))
+                del waiting[first]
+                found.append(ready.pop(first))
+                self._note(found[-1])
+            return found
 
         try:
-            position = 0
-            for steps, data in _grouped(batches, size):
+            for steps, work in works:
                 # Enough for every worker to find more to do while its last result travels.
                 while self._dispatcher.open >= 2 * self._dispatcher.workers:
-                    yield from collect()
-                begin(position)
-                key = self._dispatcher.submit(self._work(number + position, steps, data))
-                waiting[key] = position, steps
-                position += steps
+                    for outcome in collect():
+                        yield Done(position, outcome.rows, outcome.outputs)
+                        position += len(outcome.rows)
+                begin(scheduled)
+                waiting[self._dispatcher.submit(work)] = None
+                scheduled += steps
             while waiting:
-                yield from collect()
+                for outcome in collect():
+                    yield Done(position, outcome.rows, outcome.outputs)
+                    position += len(outcome.rows)
         except GeneratorExit:
-            while self._dispatcher.open:
-                _, (vector, _) = self._dispatcher.result()
-                states.add(vector)
+            while waiting:
+                collect()
             raise
         except BaseException:
             self._dispatcher.forget()
             raise
 
-    def _work(self, number: int, steps: int, data: list[Any]) -> Callable[[], Any]:
-        graph = self.execution.graph(steps)
-        first = tf.constant(number, tf.int64)
-
-        def work() -> Any:
-            vector, outputs = graph(first, *data)
-            return vector.numpy(), tf.nest.map_structure(_array, outputs)
-
-        return work
+    def _note(self, outcome: Outcome) -> None:
+        metrics = self.execution.metrics
+        for states in outcome.states:
+            metrics.add(states)
+        for observed in outcome.observed:
+            metrics.observe(self.execution.observers, observed)
 
 
-def _array(value: Any) -> Any:
-    return value.numpy() if isinstance(value, tf.Tensor) else value
+def _rows(shape: tf.TensorShape) -> int:
+    # Of a ragged tensor these are its values: an estimate, for the mean of a step's own numbers.
+    return int(shape[0]) if shape.rank else 1
+
+
+def _outcome(rows: list[int], graph: Any, number: int, data: list[Any]) -> Outcome:
+    states, outputs, observed = graph(tf.constant(number, tf.int64), *data)
+    return Outcome(
+        rows,
+        [states.numpy()],
+        [_arrays(output) for output in outputs],
+        [_arrays(each) for each in observed],
+    )
+
+
+def _arrays(structure: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda leaf: leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf, structure
+    )
 
 
 def _grouped(batches: Iterable[Any], size: int) -> Iterator[tuple[int, list[Any]]]:
-    """Yields the number of batches and their components, stacked: `size`, or 1 where they differ."""
+    """Yields a number of batches, `size` or 1 where they differ, and their stacked components."""
     group: list[list[Any]] = []
-
-    def stacked(parts: list[list[Any]]) -> tuple[int, list[Any]]:
-        return len(parts), [tf.stack(leaves) for leaves in zip(*parts, strict=True)]
 
     def alike(a: list[Any], b: list[Any]) -> bool:
         return all(x.shape == y.shape for x, y in zip(a, b, strict=True))
 
+    def alone() -> Iterator[tuple[int, list[Any]]]:
+        for flat in group:
+            yield 1, [tf.expand_dims(leaf, 0) for leaf in flat]
+
     for batch in batches:
         flat = tf.nest.flatten(batch, expand_composites=True)
         if group and not alike(group[0], flat):
-            yield from (stacked([part]) for part in group)
+            yield from alone()
             group = []
         group.append(flat)
         if len(group) == size:
-            yield stacked(group)
+            yield size, [tf.stack(leaves) for leaves in zip(*group, strict=True)]
             group = []
-    yield from (stacked([part]) for part in group)
-
-
-def batch_size(data: list[Any]) -> int:
-    """Returns the number of examples of a batch."""
-    return int(np.shape(data[0])[0])
+    yield from alone()

@@ -8,35 +8,34 @@ scheduled ahead, two for each worker, so `on_train_batch_begin` runs when one is
 from __future__ import annotations
 
 import os
-import time
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 from keras import tree
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters import data_adapter_utils
-from keras.src.utils.python_utils import pythonify_logs
 
 from tfdist.cluster import rendezvous
 from tfdist.engine import build
 from tfdist.engine import callbacks as callback_rules
+from tfdist.engine import metrics
 from tfdist.engine import scope
 from tfdist.engine.inputs import Feed
 from tfdist.engine.servers import tables
 from tfdist.engine.servers.dispatcher import Dispatcher
-from tfdist.engine.servers.executor import Done
+from tfdist.engine.servers.epoch_logs import EpochLogs
 from tfdist.engine.servers.executor import Executor
+from tfdist.engine.servers.worker_data import WorkerData
+from tfdist.engine.servers.worker_data import is_worker_data
+from tfdist.errors import ConfigError
 from tfdist.errors import UnsupportedError
 
 #: Steps of an execution, unless `steps_per_execution` says more.
 STEPS = 8
-#: A progress bar is drawn that often, so its numbers need not be newer.
-_LOGS_SECONDS = 0.1
 
 
 def fit(
@@ -70,7 +69,7 @@ def fit(
             (x, y, sample_weight), validation_split=validation_split
         )
     strategy = model.distribute_strategy
-    feed = Feed(
+    feed = _source(
         strategy,
         x,
         y,
@@ -83,7 +82,7 @@ def fit(
     validate = None
     if validation_data is not None:
         val_x, val_y, val_weight = data_adapter_utils.unpack_x_y_sample_weight(validation_data)
-        held_out = Feed(
+        held_out = _source(
             strategy,
             val_x,
             val_y,
@@ -110,7 +109,7 @@ def fit(
 
 def _fit(
     model: Any,
-    feed: Feed,
+    feed: Any,
     validate: Callable[[Any], dict[str, Any]] | None,
     calls: Any,
     epochs: int,
@@ -128,14 +127,12 @@ def _fit(
     for epoch in range(start, epochs):
         executor.execution.metrics.reset()
         calls.on_epoch_begin(epoch)
-        logs = _Logs(executor, calls.callbacks)
-        batches = feed.epoch()
-        done = executor.run(batches, size, number, calls.on_train_batch_begin)
+        logs = EpochLogs(executor, calls.callbacks)
+        done = executor.run(_works(feed, executor, size, number), calls.on_train_batch_begin)
         for each in done:
-            calls.on_train_batch_end(each.first + each.steps - 1, logs.after(each))
+            calls.on_train_batch_end(each.first + len(each.rows) - 1, logs.after(each))
             if model.stop_training:
                 done.close()
-        batches.close()
         number += logs.steps
         if not logs.steps:
             _no_data(epoch, start)
@@ -173,7 +170,9 @@ def evaluate(
     if kwargs:
         raise ValueError(f"Arguments not recognized: {kwargs}")
     model._assert_compile_called("evaluate")
-    feed = Feed(model.distribute_strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
+    feed = _source(
+        model.distribute_strategy, x, y, sample_weight, batch_size=batch_size, steps=steps
+    )
     _prepare(model, feed)
     calls = callback_rules.container(
         model, callbacks, True, verbose=_verbosity(verbose), epochs=1, steps=feed.num_batches
@@ -182,21 +181,19 @@ def evaluate(
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
-def _evaluate(model: Any, feed: Feed, calls: Any) -> dict[str, Any]:
+def _evaluate(model: Any, feed: Any, calls: Any) -> dict[str, Any]:
     executor = _executor(model, "test_step", feed)
     size = _steps_per_execution(model, feed, calls.callbacks)
     model.stop_evaluating = False
     calls.on_test_begin()
     executor.execution.metrics.reset()
     feed.restart()
-    logs = _Logs(executor, calls.callbacks)
-    batches = feed.epoch()
-    done = executor.run(batches, size, 0, calls.on_test_batch_begin)
+    logs = EpochLogs(executor, calls.callbacks)
+    done = executor.run(_works(feed, executor, size, 0), calls.on_test_batch_begin)
     for each in done:
-        calls.on_test_batch_end(each.first + each.steps - 1, logs.after(each))
+        calls.on_test_batch_end(each.first + len(each.rows) - 1, logs.after(each))
         if model.stop_evaluating:
             done.close()
-    batches.close()
     found = logs.final()
     calls.on_test_end(found)
     return found
@@ -214,7 +211,7 @@ def predict(
 
     The predictions are in the order of the examples.
     """
-    feed = Feed(model.distribute_strategy, x, batch_size=batch_size, steps=steps)
+    feed = _source(model.distribute_strategy, x, batch_size=batch_size, steps=steps)
     _prepare(model, feed, to_train=False)
     calls = callback_rules.container(
         model, callbacks, True, verbose=_verbosity(verbose), epochs=1, steps=feed.num_batches
@@ -224,15 +221,13 @@ def predict(
     model.stop_predicting = False
     calls.on_predict_begin()
     parts: list[Any] = []
-    batches = feed.epoch()
-    done = executor.run(batches, size, 0, calls.on_predict_batch_begin)
+    done = executor.run(_works(feed, executor, size, 0), calls.on_predict_batch_begin)
     for each in done:
         parts += each.outputs
-        last = each.first + each.steps - 1
+        last = each.first + len(each.rows) - 1
         calls.on_predict_batch_end(last, {"outputs": each.outputs[-1]})
         if model.stop_predicting:
             done.close()
-    batches.close()
     calls.on_predict_end()
     if not parts:
         raise ValueError("Expected data to predict on. Received: no batch at all.")
@@ -244,50 +239,79 @@ def predict(
     )
 
 
-class _Logs:
-    """What callbacks are told of the executions of an epoch."""
-
-    def __init__(self, executor: Executor, callbacks: list[Any]):
-        self._metrics = executor.execution.metrics
-        self._newest = callback_rules.read_every_log(callbacks)
-        self._logs: dict[str, Any] = {}
-        self._at = float("-inf")
-        self._sums: dict[str, Any] = {}
-        self.steps = 0
-
-    def after(self, done: Done) -> dict[str, Any]:
-        """Returns the logs after an execution; for a progress bar, some that are as good as new."""
-        self.steps += done.steps
-        for output in done.outputs:
-            self._add(output if isinstance(output, dict) else {"loss": output})
-        now = time.monotonic()
-        if self._newest or now - self._at > _LOGS_SECONDS:
-            self._logs, self._at = self._current(), now
-        return self._logs
-
-    def final(self) -> dict[str, Any]:
-        """Returns the logs of the whole epoch, and puts the states into the metrics."""
-        self._metrics.store()
-        return self._current()
-
-    def _add(self, output: dict[str, Any]) -> None:
-        for name, value in output.items():
-            known = self._sums.get(name, 0.0)
-            self._sums[name] = known + np.asarray(value) if np.ndim(value) == 0 else value
-
-    def _current(self) -> dict[str, Any]:
-        known = self._metrics.results()
-        own = {
-            name: total / max(1, self.steps) if np.ndim(total) == 0 else total
-            for name, total in self._sums.items()
-            if name not in known
-        }
-        names = [*self._sums] or [*known]
-        logs: dict[str, Any] = pythonify_logs({**own, **{n: known[n] for n in names if n in known}})
-        return logs
+def train_on_batch(
+    model: Any,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    class_weight: Any = None,
+    return_dict: bool = False,
+) -> Any:
+    """Trains on one batch, on a worker; arguments and result as of Keras's method."""
+    model._assert_compile_called("train_on_batch")
+    rows = len(tree.flatten(x)[0])
+    feed = Feed(
+        model.distribute_strategy,
+        x,
+        y,
+        sample_weight,
+        batch_size=rows,
+        class_weight=class_weight,
+    )
+    _prepare(model, feed)
+    number = int(model.optimizer.iterations.numpy()) if model.optimizer is not None else 0
+    return _on_batch(model, _executor(model, "train_step", feed), feed, number, return_dict)
 
 
-def _prepare(model: Any, feed: Feed, *, to_train: bool = True) -> None:
+def test_on_batch(
+    model: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+) -> Any:
+    """Tests on one batch, on a worker; arguments and result as of Keras's method."""
+    model._assert_compile_called("test_on_batch")
+    rows = len(tree.flatten(x)[0])
+    feed = Feed(model.distribute_strategy, x, y, sample_weight, batch_size=rows)
+    _prepare(model, feed)
+    return _on_batch(model, _executor(model, "test_step", feed), feed, 0, return_dict)
+
+
+def _on_batch(model: Any, executor: Executor, feed: Any, number: int, return_dict: bool) -> Any:
+    # As in Keras, metrics go on from batch to batch until `reset_metrics`.
+    executor.execution.metrics.load()
+    logs = EpochLogs(executor, [])
+    for done in executor.run(_works(feed, executor, 1, number)):
+        logs.after(done)
+    found = logs.final()
+    return found if return_dict else model._flatten_metrics_in_order(found)
+
+
+def predict_on_batch(model: Any, x: Any) -> Any:
+    """Predicts one batch, on a worker; arguments and result as of Keras's method."""
+    return predict(model, x, batch_size=len(tree.flatten(x)[0]), verbose=0)
+
+
+def _source(strategy: Any, x: Any, y: Any = None, weight: Any = None, **options: Any) -> Any:
+    """Returns the data as a `Feed`, read here, or as `WorkerData`."""
+    if not is_worker_data(x):
+        return Feed(strategy, x, y, weight, **options)
+    unknown = [n for n in ("batch_size", "class_weight") if options.get(n) is not None]
+    unknown += [n for n, value in (("y", y), ("sample_weight", weight)) if value is not None]
+    if unknown:
+        raise ConfigError(
+            "no other description of the data beside a dataset function",
+            ", ".join(unknown),
+            "let the function's dataset give (x, y, sample_weight) in batches",
+        )
+    dispatcher = dispatcher_of(strategy)
+    return WorkerData(dispatcher.coordinator, x, dispatcher.workers, options.get("steps"))
+
+
+def _works(feed: Any, executor: Executor, size: int, number: int) -> Any:
+    if isinstance(feed, WorkerData):
+        return feed.works(executor, size, number)
+    return executor.over(feed.epoch(), size, number)
+
+
+def _prepare(model: Any, feed: Any, *, to_train: bool = True) -> None:
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync > 1:
         raise UnsupportedError(
@@ -313,16 +337,17 @@ def _prepare(model: Any, feed: Feed, *, to_train: bool = True) -> None:
         if to_train and model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
     scope.adopt(model, strategy)
+    metrics.adopt(model)
     tables.mark(model)
 
 
-def _executor(model: Any, step: str, feed: Feed) -> Executor:
+def _executor(model: Any, step: str, feed: Any) -> Executor:
     """Returns the executor of `model.<step>`, with the graphs that it has already."""
     known = model.__dict__.setdefault("_tfdist_executors", {})
     function = getattr(model, step)
     key = step, repr(feed.spec), _compiled(model)
     if key not in known:
-        known[key] = Executor(model, function, feed.spec, _dispatcher(model.distribute_strategy))
+        known[key] = Executor(model, function, feed.spec, dispatcher_of(model.distribute_strategy))
     executor: Executor = known[key]
     return executor
 
@@ -337,25 +362,24 @@ def _compiled(model: Any) -> tuple[Any, ...]:
     )
 
 
-def _dispatcher(strategy: Any) -> Dispatcher:
+def dispatcher_of(strategy: Any) -> Dispatcher:
+    """Returns the one dispatcher of a strategy."""
     if not hasattr(strategy, "_tfdist_dispatcher"):
         strategy._tfdist_dispatcher = Dispatcher(strategy, rendezvous.patience_from(os.environ))
     dispatcher: Dispatcher = strategy._tfdist_dispatcher
     return dispatcher
 
 
-def _steps_per_execution(model: Any, feed: Feed, callbacks: list[Any]) -> int:
+def _steps_per_execution(model: Any, feed: Any, callbacks: list[Any]) -> int:
     wanted: int = getattr(model, "steps_per_execution", 1) or 1
     if wanted > 1 or callback_rules.have_own_batch_hooks(callbacks):
         return wanted
     batches = feed.num_batches
-    workers = _dispatcher(model.distribute_strategy).workers
+    workers = dispatcher_of(model.distribute_strategy).workers
     return STEPS if batches is None else max(1, min(STEPS, batches // (2 * workers)))
 
 
 def _verbosity(verbose: Any) -> Any:
-    import sys
-
     return 2 if verbose == "auto" and not sys.stdout.isatty() else verbose
 
 

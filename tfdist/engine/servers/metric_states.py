@@ -54,6 +54,10 @@ class MetricStates:
         """Forgets all executions."""
         self._sums = [value.astype(_wide(value)) for value in self._start]
 
+    def load(self) -> None:
+        """Goes on from the states that the metrics themselves have."""
+        self._sums = [np.array(v.numpy()).astype(_wide(v.numpy())) for v in self.variables]
+
     def add(self, vector: np.ndarray) -> None:
         """Adds what an execution has returned.
 
@@ -66,15 +70,32 @@ class MetricStates:
             self._sums[index] = self._sums[index] + (part - start)
             offset += start.size
 
+    def observe(self, metrics: list[Any], told: list[Any]) -> None:
+        """Tells metrics what a step would have told them.
+
+        Args:
+            metrics: Metrics of the model.
+            told: Arguments and keyword arguments of `update_state` for each.
+        """
+        for metric, (args, kwargs) in zip(metrics, told, strict=True):
+            with keras.StatelessScope(state_mapping=self._totals()) as scope:
+                metric.update_state(*args, **kwargs)
+            own = {id(v) for v in metric.variables}
+            for index, variable in enumerate(self.variables):
+                if id(variable) in own:
+                    self._sums[index] = np.array(scope.get_current_value(variable))
+
     def results(self) -> dict[str, Any]:
         """Returns the metrics over all executions since the last reset."""
-        values = [
-            (v, tf.constant(total, v.dtype))
-            for v, total in zip(self.variables, self._sums, strict=True)
-        ]
-        with keras.StatelessScope(state_mapping=values):
+        with keras.StatelessScope(state_mapping=self._totals()):
             found: dict[str, Any] = self._model.get_metrics_result()
         return found
+
+    def _totals(self) -> list[tuple[Any, Any]]:
+        return [
+            (variable, tf.constant(total, variable.dtype))
+            for variable, total in zip(self.variables, self._sums, strict=True)
+        ]
 
     def store(self) -> None:
         """Puts the states into the metrics themselves, for `metric.result()`."""

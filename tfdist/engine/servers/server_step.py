@@ -18,13 +18,13 @@ class ServerStep:
     Attributes:
         values: The step's copy of the variables.
         applied: Variables that the optimizer updates on their servers.
-        observed: What metrics that are no sums were told: metric, arguments, keyword arguments.
+        observed: What metrics that are no sums were told: metric, and (arguments, keywords).
     """
 
     def __init__(self, values: LocalValues):
         self.values = values
         self.applied: dict[int, Any] = {}
-        self.observed: list[tuple[Any, Any, Any]] = []
+        self.observed: list[tuple[Any, Any]] = []
 
 
 def current() -> ServerStep | None:

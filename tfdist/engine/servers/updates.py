@@ -10,17 +10,15 @@ asynchronous training. Counters cannot lose a step, since they are added to by o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.engine.servers.local_values import LocalValues
 from tfdist.engine.servers.packing import Packer
 from tfdist.engine.servers.server_step import ServerStep
 from tfdist.errors import UnsupportedError
-from tfdist.optimizers.row_sparse import update_rows
+from tfdist.optimizers.row_sparse import apply_rows
 
 
 def apply(optimizer: Any, gradients: list[Any], variables: list[Any], step: ServerStep) -> None:
@@ -75,47 +73,34 @@ def update_on_servers(
             *arrived, rate_there, number_there = packer.unpack(list(map(tf.identity, vectors)))
             with LocalValues([(optimizer.iterations, number_there)]):
                 for gradient, (_, variable) in zip(arrived, dense, strict=True):
-                    _update(optimizer, gradient, variable, rate_there, _dense)
+                    _update(optimizer, gradient, variable, rate_there)
                 for slices, variable in rows:
                     there = tf.IndexedSlices(
                         tf.identity(slices.values), tf.identity(slices.indices), variable.shape
                     )
-                    _update(optimizer, there, variable, rate_there, update_rows)
+                    apply_rows(optimizer, variable, there, rate_there)
 
 
-def _update(
-    optimizer: Any, gradient: Any, variable: Any, rate: Any, update: Callable[..., None]
-) -> None:
+def _update(optimizer: Any, gradient: Any, variable: Any, rate: Any) -> None:
     storage = variable._value
-    is_table = isinstance(gradient, tf.IndexedSlices)
-    if not is_table and optimizer.weight_decay is not None and optimizer._use_weight_decay(variable):
+    if optimizer.weight_decay is not None and optimizer._use_weight_decay(variable):
         decay = tf.cast(optimizer.weight_decay, storage.dtype) * tf.cast(rate, storage.dtype)
         storage.assign_sub(storage * decay)
-    update(optimizer, variable, gradient, rate)
-    if is_table:
-        return
+    optimizer.update_step(gradient, storage, rate)
     if variable.constraint is not None:
         storage.assign(variable.constraint(storage.read_value()))
     if optimizer.use_ema:
         _average(optimizer, variable)
 
 
-def _dense(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
-    optimizer.update_step(gradient, variable._value, rate)
-
-
 def _average(optimizer: Any, variable: Any) -> None:
     storage = variable._value
-    average = optimizer._model_variables_moving_average[optimizer._get_variable_index(variable)]
-    average = average._value
+    index = optimizer._get_variable_index(variable)
+    average = optimizer._model_variables_moving_average[index]._value
     number = tf.convert_to_tensor(optimizer.iterations.value)
     momentum = tf.cast(number != 0, average.dtype) * optimizer.ema_momentum
     average.assign(momentum * average + (1 - momentum) * tf.cast(storage, average.dtype))
     every = optimizer.ema_overwrite_frequency
     if every:
-        storage.assign(tf.where((number + 1) % every == 0, tf.cast(average, storage.dtype), storage))
-
-
-def is_scaled(optimizer: Any) -> bool:
-    """Whether the optimizer scales the loss, as `mixed_float16` makes it."""
-    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        value = tf.cast(average, storage.dtype)
+        storage.assign(tf.where((number + 1) % every == 0, value, storage))

@@ -1,0 +1,138 @@
+"""`fit`, `evaluate` and `predict` on parameter servers, in real clusters."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.harness import run_script
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ROWS = 509
+
+#: What plain Keras on one device does another way, on purpose or not; tested one by one below.
+_OTHERWISE = {"own step", "unknown length", "generator"}
+
+
+@pytest.fixture(scope="module")
+def one_worker(tmp_path_factory):
+    """All cells of asynchronous.py, with one worker and two servers."""
+    return run_script(
+        SCRIPTS / "asynchronous.py",
+        workers=1,
+        launcher_args=["--ps", "2"],
+        timeout=400,
+        tmp_path=tmp_path_factory.mktemp("one-worker"),
+    ).result("chief 0")
+
+
+@pytest.fixture(scope="module")
+def three_workers(tmp_path_factory):
+    """What together.py reports, with three workers and two servers."""
+    run = run_script(
+        SCRIPTS / "together.py",
+        workers=3,
+        launcher_args=["--ps", "2"],
+        timeout=300,
+        tmp_path=tmp_path_factory.mktemp("three-workers"),
+    )
+    assert run.code == 0, run.output
+    return run.result("chief 0")
+
+
+@pytest.mark.timeout(500)
+def test_one_worker_computes_what_one_device_computes(one_worker):
+    for name, cell in one_worker.items():
+        assert "error" not in cell, f"{name}: {cell['error']}"
+        alone, servers = cell["one device"], cell["servers"]
+        if name in _OTHERWISE:
+            continue
+        assert servers["iterations"] == alone["iterations"], name
+        for kind in ("weights", "slots", "predicted"):
+            assert len(servers[kind]) == len(alone[kind]), f"{kind} of {name}"
+            for ours, theirs in zip(servers[kind], alone[kind], strict=True):
+                np.testing.assert_allclose(
+                    ours, theirs, rtol=1e-4, atol=1e-5, err_msg=f"{kind} of {name}"
+                )
+        assert servers["history"].keys() == alone["history"].keys(), name
+        for key, values in alone["history"].items():
+            np.testing.assert_allclose(
+                servers["history"][key], values, rtol=2e-5, err_msg=f"{key} of {name}"
+            )
+
+
+@pytest.mark.timeout(500)
+def test_steps_are_counted_right_where_keras_counts_one_too_many(one_worker):
+    assert one_worker["unknown length"]["servers"]["iterations"] == 2 * math.ceil(83 / 16)
+    assert one_worker["generator"]["servers"]["iterations"] == 4
+    for name in ("unknown length", "generator"):
+        # Plain SGD: the counter plays no part in the weights.
+        np.testing.assert_allclose(
+            np.concatenate([np.ravel(w) for w in one_worker[name]["servers"]["weights"]]),
+            np.concatenate([np.ravel(w) for w in one_worker[name]["one device"]["weights"]]),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+@pytest.mark.timeout(500)
+def test_a_step_of_the_users_own_reports_the_mean_over_all_examples(one_worker):
+    cell = one_worker["own step"]
+    for ours, theirs in zip(cell["servers"]["weights"], cell["one device"]["weights"], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    # One device reports the last batch, whatever the others were.
+    history = cell["servers"]["history"]
+    assert history["twice"] == pytest.approx([2 * value for value in history["loss"]])
+    assert history["loss"] != pytest.approx(cell["one device"]["history"]["loss"])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("cell", ["arrays", "unknown length", "dataset function"])
+def test_every_example_is_seen_exactly_once_an_epoch(three_workers, cell):
+    assert all(seen == [1.0, 1.0] for seen in three_workers[cell]["seen"])
+    assert len(three_workers[cell]["seen"]) == 4
+
+
+@pytest.mark.timeout(400)
+def test_no_step_is_lost(three_workers):
+    steps = {
+        "arrays": 4 * math.ceil(ROWS / 16),
+        "unknown length": 2 * math.ceil(ROWS / 7),
+        "dataset function": 2 * sum(math.ceil(len(range(i, ROWS, 3)) / 16) for i in range(3)),
+        "endless function": 2 * 21,
+        "per worker dataset": 10,
+        "after an error": math.ceil(ROWS / 16),
+    }
+    assert {name: three_workers[name]["iterations"] for name in steps} == steps
+
+
+@pytest.mark.timeout(400)
+def test_callbacks_are_told_of_every_batch_in_order(three_workers):
+    batches = list(range(math.ceil(ROWS / 16)))
+    assert three_workers["told"] == {"begins": batches, "ends": batches}
+
+
+@pytest.mark.timeout(400)
+def test_training_that_is_stopped_counts_what_was_under_way(three_workers):
+    stopped = three_workers["stopped"]
+    assert stopped["epochs"] == 1
+    assert stopped["ends"] == list(range(10))
+    # Two executions for each of three workers may have been under way.
+    assert 10 <= stopped["iterations"] <= 16
+    assert stopped["examples"] == 16 * stopped["iterations"]
+
+
+@pytest.mark.timeout(400)
+def test_predictions_are_in_the_order_of_the_examples(three_workers):
+    assert three_workers["predicted"]["shape"] == [ROWS, 1]
+    assert three_workers["predicted"]["off"] < 1e-3
+
+
+@pytest.mark.timeout(400)
+def test_an_error_of_the_model_ends_fit_and_not_the_job(three_workers):
+    kind, message = three_workers["error"]
+    assert kind == "InvalidArgumentError"
+    assert "509" in message  # The id that is out of range, or the range.
