@@ -37,21 +37,6 @@ role, index = task["type"], task["index"]
 """
 
 
-@pytest.fixture
-def clocks(monkeypatch):
-    """Changes one of the launcher's waiting times, so that the test need not sit through it."""
-    commands = [CLI[2]]
-
-    def change(name, seconds):
-        module, constant = name.split(".")
-        patch = f"import tfdist.launch.{module} as m; assert m.{constant}; m.{constant} = {seconds}"
-        commands.insert(0, patch)
-        command = "; ".join(commands)
-        monkeypatch.setattr("tests.support.harness.CLI", (sys.executable, "-c", command))
-
-    return change
-
-
 # Output.
 
 
@@ -582,7 +567,6 @@ def test_tasks_that_ignore_sigterm_are_killed_after_the_grace(tmp_path):
 
 
 def test_servers_and_evaluator_that_outlive_the_training_are_no_failure(tmp_path, clocks):
-    clocks("supervisor.PS_SECONDS", 1)
     clocks("supervisor.SERVER_SECONDS", 1)
     clocks("supervisor.EVALUATOR_SECONDS", 2)
     source = f"{WHO}\nif role in ('ps', 'worker', 'evaluator'): time.sleep(100)"

@@ -83,10 +83,10 @@ def test_a_step_of_the_users_own_reports_the_mean_over_all_examples(one_worker):
     cell = one_worker["own step"]
     for ours, theirs in zip(cell["servers"]["weights"], cell["one device"]["weights"], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-    # One device reports the last batch, whatever the others were.
-    history = cell["servers"]["history"]
-    assert history["twice"] == pytest.approx([2 * value for value in history["loss"]])
-    assert history["loss"] != pytest.approx(cell["one device"]["history"]["loss"])
+    rows = [16, 16, 16, 16, 16, 3]  # Keras on one device reports the last batch, of 3 examples.
+    mean = np.average(cell["one device"]["losses"], weights=rows)
+    assert cell["servers"]["history"]["loss"] == pytest.approx([mean], rel=1e-5)
+    assert cell["servers"]["history"]["twice"] == pytest.approx([2 * mean], rel=1e-5)
 
 
 @pytest.mark.timeout(400)
@@ -120,9 +120,9 @@ def test_training_that_is_stopped_counts_what_was_under_way(three_workers):
     stopped = three_workers["stopped"]
     assert stopped["epochs"] == 1
     assert stopped["ends"] == list(range(10))
-    # Two executions for each of three workers may have been under way.
-    assert 10 <= stopped["iterations"] <= 16
-    assert stopped["examples"] == 16 * stopped["iterations"]
+    # How many were done ahead depends on how late the slowest worker is.
+    assert 10 <= stopped["iterations"] < ROWS
+    assert stopped["examples"] == stopped["iterations"]
 
 
 @pytest.mark.timeout(400)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tests.support.harness import eventually
 from tfdist.errors import ConfigError
 from tfdist.testing import assert_matches_single_device
+from tfdist.testing import records
 from tfdist.testing.differences import Tolerance
 from tfdist.testing.differences import difference
 from tfdist.testing.differences import excessive
@@ -98,6 +99,14 @@ def test_data_of_unknown_length_is_counted_right_on_one_device():
     assert_matches_single_device(
         right_model, lambda: batches().filter(lambda x, y: True), replicas=2, epochs=2
     )
+
+
+def test_a_step_between_two_records_is_found_in_a_second_run(monkeypatch):
+    # No room for more than two records: those of the first and of the last step.
+    monkeypatch.setattr(records, "BUDGET_BYTES", 1)
+    with pytest.raises(AssertionError) as error:
+        assert_matches_single_device(wrong_model, batches, epochs=2, replicas=2)
+    assert "The first difference is in step 3 of 8" in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["replicas", "workers"])

@@ -28,6 +28,8 @@ from tfdist.cluster.doom import Doom
 from tfdist.cluster.doom import Region
 from tfdist.cluster.hub import Hub
 from tfdist.cluster.link import Link
+from tfdist.cluster.roster import Roster
+from tfdist.cluster.roster import State
 from tfdist.cluster.topology import Cluster
 from tfdist.cluster.topology import Task
 from tfdist.errors import DisagreementError
@@ -40,6 +42,8 @@ log = logging.getLogger("absl")
 NOTICE_SECONDS = 20.0
 #: Longest wait of the chief, at a normal end, for the tasks that are still busy.
 FAREWELL_SECONDS = 300.0
+#: The same for servers, who have nothing to do any more.
+SERVER_FAREWELL_SECONDS = 10.0
 #: A task that failed has so long to end before the others do because of it.
 LAST_WORDS_SECONDS = 5.0
 
@@ -71,9 +75,7 @@ class Group:
         self._state = threading.Condition()
         self._round = 0
         self._reply: dict[str, Any] | None = None
-        self._lost: dict[Task, str] = {}
-        self._left: dict[Task, str | None] = {}
-        self._gone: set[Task] = set()
+        self._roster = Roster(cluster)
         self._news: dict[str, list[Any]] = {}
         self._region: str | Region = Region.UNMARKED
         self._broken: str | None = None
@@ -142,7 +144,7 @@ class Group:
             raise words.disagreement(reply["places"])
         if "error" in reply:
             with self._state:
-                self._state.wait_for(lambda: bool(self._lost), timeout=5.0)
+                self._state.wait_for(lambda: bool(self._roster.lost), timeout=5.0)
                 self._raise_if_lost(name)
         values: list[Any] = reply["values"]
         return values
@@ -155,7 +157,7 @@ class Group:
         """
         with self._state:
             self._raise_if_lost(name)
-            if set(self._left) - {self.cluster.task}:
+            if self._roster.missed:
                 raise self._peer_error(name)
 
     def announce(self, topic: str, value: Any) -> None:
@@ -176,7 +178,7 @@ class Group:
         with self._state:
             while not enough(self._news.get(topic, [])):
                 left = deadline - time.monotonic()
-                if left <= 0 or self._lost or self.cluster.chief in self._left:
+                if left <= 0 or self._roster.lost or self.cluster.chief in self._roster.left:
                     return False
                 self._state.wait(min(1.0, left))
         return True
@@ -203,10 +205,10 @@ class Group:
             # The news of a death may be a moment behind the error that it caused.
             if symptoms.is_of_lost_peer(error):
                 with self._state:
-                    self._state.wait_for(lambda: bool(self._lost or self._left), timeout=8.0)
+                    self._state.wait_for(self._somebody_is_missed, timeout=8.0)
             with self._state:
                 self._raise_if_lost(name, error)
-                if self._left and symptoms.is_of_lost_peer(error):
+                if self._roster.missed and symptoms.is_of_lost_peer(error):
                     raise self._peer_error(name) from error
             raise
         finally:
@@ -236,6 +238,10 @@ class Group:
             self._link.send({"t": "bye", "reason": reason})
         if self._hub is not None and reason is None:
             self._wait_for_farewells()
+        elif self._hub is not None:
+            # The hub, which ends with this process, tells the chief last.
+            with self._state:
+                self._state.wait_for(lambda: self.cluster.task in self._roster.left, timeout=1.0)
         with self._state:  # Who notes a loss has looked whether this task is done.
             self._link.stop()
         if reason is None:
@@ -244,18 +250,62 @@ class Group:
 
     def wait_until_left(self, task: Task) -> str | None:
         """Waits until `task` has left or is lost; returns what went wrong there, or None."""
+        roster = self._roster
         with self._state:
-            self._state.wait_for(lambda: task in self._left or task in self._lost)
-            return self._lost.get(task) or self._left.get(task)
+            self._state.wait_for(lambda: task in roster.left or task in roster.lost)
+            problem = roster.lost.get(task) or roster.left.get(task)
+            if problem:
+                # The first process of a job to end with an error is taken for its reason.
+                self._state.wait_for(
+                    lambda: task in roster.lost or task in roster.gone, LAST_WORDS_SECONDS
+                )
+            return problem
+
+    # Single tasks, for those who can go on without some.
+
+    def state_of(self, task: Task) -> State:
+        """Returns what is known of `task`: "alive", "silent", "lost" or "left".
+
+        A worker of a cluster with parameter servers is silent while it is stopped or cannot be
+        reached, lost when its process has ended, and alive again when it was started again.
+        """
+        with self._state:
+            return self._roster.state_of(task)
+
+    def starts_of(self, task: Task) -> int:
+        """Returns which start of `task` is in the group: 1, then one more after every return."""
+        with self._state:
+            return self._roster.starts_of(task)
+
+    def silent_for(self, task: Task) -> float:
+        """Returns how many seconds ago `task` was last heard of; known to the chief, else 0.
+
+        A living task says something every `TFDIST_SILENCE_TIMEOUT` / 8 seconds (4.4 by default).
+        """
+        return self._hub.silent_for(task) if self._hub is not None else 0.0
+
+    @property
+    def cannot_be_taken_down(self) -> bool:
+        """Whether TensorFlow in this process may wait for tasks that are gone when it ends."""
+        with self._state:
+            return self._coordinates and self._roster.has_missed_any
+
+    @property
+    def _coordinates(self) -> bool:
+        return self.cluster.has_parameter_servers and self._hub is not None
+
+    def _somebody_is_missed(self) -> bool:
+        return bool(self._roster.lost or self._roster.missed)
 
     def _wait_for_farewells(self) -> None:
         """TensorFlow's coordination lives in the chief: it must not end before the others."""
-        others = set(self.tasks) - {self.cluster.task}
-        deadline = time.monotonic() + FAREWELL_SECONDS
+        serving = self.cluster.has_parameter_servers
+        limit = SERVER_FAREWELL_SECONDS if serving else FAREWELL_SECONDS
+        deadline = time.monotonic() + limit
         remind = time.monotonic() + 30.0
         with self._state:
-            while not self._lost:
-                busy = sorted(others - set(self._left))
+            while not self._roster.lost:
+                busy = sorted(self._roster.present - {self.cluster.task})
                 now = time.monotonic()
                 if not busy or now > deadline:
                     return
@@ -278,18 +328,10 @@ class Group:
             if kind == "gathered":
                 if message.get("round") == self._round:  # Not one that came after its timeout.
                     self._reply = message
-            elif kind == "lost":
-                self._note_loss(Task(*message["task"]), message["reason"])
-            elif kind == "left":
-                task = Task(*message["task"])
-                self._left[task] = message.get("reason")
-                if message.get("reason") and task != self.cluster.task and not self._link.over:
-                    log.error("%s failed: %s", self._name(task), message["reason"])
-                    self._arm()
             elif kind == "news":
                 self._news.setdefault(message["topic"], []).append(message["value"])
-            elif kind == "gone":
-                self._gone.add(Task(*message["task"]))
+            elif "task" in message and self._roster.hear(message) and not self._link.over:
+                self._arm()
             self._state.notify_all()
 
     def _chief_is_gone(self, reason: str) -> None:
@@ -297,32 +339,31 @@ class Group:
         with self._state:
             if self._link.over:
                 return
-            self._gone.add(chief)
+            self._roster.gone.add(chief)
             self._state.notify_all()
-            if chief in self._left:
+            if chief in self._roster.left:
                 self._link.stop()
                 return
-            self._note_loss(chief, reason)
+            if self._roster.note_loss(chief, reason):
+                self._arm()
             self._state.notify_all()
-
-    def _note_loss(self, task: Task, reason: str) -> None:
-        if task == self.cluster.task or task in self._lost:
-            return
-        self._lost[task] = reason
-        log.error("%s is gone: %s", self._name(task), reason)
-        self._arm()
 
     def _arm(self) -> None:
         """Gives the main thread time to notice; then ends the process in its place."""
         if self._doom is None:
             self._doom = Doom(
                 NOTICE_SECONDS,
-                region=lambda: self._region,
+                region=self._where,
                 waits=symptoms.is_in_operation,
                 error=self._locked_peer_error,
                 over=lambda: self._link.over,
             )
             self._doom.start()
+
+    def _where(self) -> str | Region:
+        # Whatever a coordinator does, its variables are gone with the server.
+        doomed = self._region is Region.UNMARKED and self._coordinates
+        return "the coordinator's work" if doomed else self._region
 
     def _locked_peer_error(self, name: str) -> PeerLostError:
         with self._state:
@@ -334,15 +375,15 @@ class Group:
         return words.name_of(self.cluster, task)
 
     def _peer_error(self, name: str) -> PeerLostError:
-        return words.lost_peer(self.cluster, name, self._lost, self._left)
+        return words.lost_peer(self.cluster, name, self._roster.lost, self._roster.left)
 
     def _raise_if_lost(self, name: str, cause: BaseException | None = None) -> None:
         """Raises if a task is lost or failed; called with the state held."""
-        failed = {task for task, reason in self._left.items() if reason}
-        if not self._lost and not failed:
+        failed = self._roster.failed
+        if not self._roster.lost and not failed:
             return
         # Let the task that failed end first: its exit code and last lines are the job's.
-        self._state.wait_for(lambda: failed <= self._gone, timeout=LAST_WORDS_SECONDS)
+        self._state.wait_for(lambda: failed <= self._roster.gone, timeout=LAST_WORDS_SECONDS)
         raise self._peer_error(name) from cause
 
     def _after_fork(self) -> None:

@@ -3,7 +3,8 @@
 The hub listens on the chief's own TensorFlow address until every task has said hello, then stops
 listening so that TensorFlow can, and lives on in the connections that are open. It relays three
 things: gathers (everyone's value to everyone, in rounds whose names must agree), the loss of a
-task (a closed connection, or silence), and orderly leaving.
+task (a closed connection, or silence), and orderly leaving. A worker that the others can do
+without is called until it comes back (`recall`), and its silence is news but no loss.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from tfdist.cluster import wire
+from tfdist.cluster.recall import Answer
+from tfdist.cluster.recall import Recall
 from tfdist.cluster.topology import Task
 
 log = logging.getLogger("absl")
@@ -42,6 +45,7 @@ class _Member:
     value: Any = None
     round: Any = None
     left: bool = False
+    silent: bool = False
 
 
 class Hub(threading.Thread):
@@ -53,6 +57,7 @@ class Hub(threading.Thread):
         local: The hub's end of the chief's own connection.
         digest: Identifies the job; a hello with another digest is turned away.
         silence_seconds: A task that says nothing for so long is lost.
+        recall: Knows and calls the tasks that may come back.
     """
 
     def __init__(
@@ -62,12 +67,14 @@ class Hub(threading.Thread):
         local: socket.socket,
         digest: str,
         silence_seconds: float,
+        recall: Recall,
     ):
         super().__init__(name="tfdist-hub", daemon=True)
         self._tasks = tasks
         self._listener: socket.socket | None = listener
         self._digest = digest
         self._silence = silence_seconds
+        self._recall = recall
         self._selector = selectors.DefaultSelector()
         self._members: dict[socket.socket, _Member] = {}
         self._here: dict[Task, _Member] = {}
@@ -85,6 +92,11 @@ class Hub(threading.Thread):
     def sockets(self) -> list[socket.socket]:
         """Returns every socket held, to be closed in a forked child."""
         return [*self._sockets, *self._members]
+
+    def silent_for(self, task: Task) -> float:
+        """Returns how many seconds ago `task` was last heard of."""
+        member = self._here.get(task)
+        return time.monotonic() - member.heard if member is not None else 0.0
 
     def stop(self) -> None:
         """Ends the hub and closes every connection."""
@@ -105,6 +117,7 @@ class Hub(threading.Thread):
         try:
             self._serve()
         finally:
+            self._recall.stop()
             for sock in self.sockets():
                 sock.close()
 
@@ -131,15 +144,18 @@ class Hub(threading.Thread):
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket):
                     self._read(key.fileobj)
+            for task, answer in self._recall.arrived():
+                self._welcome_back(task, answer)
             self._check_silence(now)
             self._remind(now)
 
     # Connections.
 
-    def _add(self, sock: socket.socket) -> None:
+    def _add(self, sock: socket.socket) -> _Member:
         wire.keep_private(sock).settimeout(10.0)
-        self._members[sock] = _Member(sock)
+        self._members[sock] = member = _Member(sock)
         self._selector.register(sock, selectors.EVENT_READ)
+        return member
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -162,15 +178,18 @@ class Hub(threading.Thread):
             self._drop(member, str(error))
             return
         member.heard = time.monotonic()
+        if member.silent and member.task is not None:
+            member.silent = False
+            self._recall.forget(member.task)
+            self._tell_all({"t": "heard", "task": [member.task.type, member.task.index]})
         for message in messages:
             self._handle(member, message)
 
     def _drop(self, member: _Member, reason: str) -> None:
         """Forgets a connection; a task that had not left is lost, and the others are told."""
-        if self._members.pop(member.sock, None) is None:
+        if member.sock not in self._members:
             return
-        self._selector.unregister(member.sock)
-        member.sock.close()
+        self._forget(member)
         task = member.task
         if task is None or self._here.get(task) is not member:
             return
@@ -183,7 +202,36 @@ class Hub(threading.Thread):
         else:
             self._lost[task] = reason
             self._tell_all({"t": "lost", "task": [task.type, task.index], "reason": reason})
+        self._recall.want(task)
         self._settle()
+
+    def _welcome_back(self, task: Task, answer: Answer) -> None:
+        """Takes a task in again that was started again."""
+        hello, problem = answer.message, None
+        if hello.get("digest") != self._digest:
+            problem = "it belongs to another job or describes another cluster"
+        elif hello.get("task") != [task.type, task.index]:
+            problem = f"{task} was expected at its address"
+        member = self._add(answer.sock)
+        if problem:
+            self._tell(member, {"t": "refused", "reason": problem})
+            self._drop(member, problem)
+            self._recall.want(task)
+            return
+        old = self._here.get(task)
+        if old is not None and old.sock in self._members:
+            # It was silent because its machine is gone; nobody has told of its end.
+            self._forget(old)
+        member.decoder, member.task, member.facts = answer.decoder, task, hello.get("facts") or {}
+        self._here[task] = member
+        self._lost.pop(task, None)
+        self._tell(member, {"t": "go", "facts": [self._here[t].facts for t in self._tasks]})
+        self._tell_all({"t": "back", "task": [task.type, task.index]})
+
+    def _forget(self, member: _Member) -> None:
+        del self._members[member.sock]
+        self._selector.unregister(member.sock)
+        member.sock.close()
 
     def _tell(self, member: _Member, message: dict[str, Any]) -> None:
         try:
@@ -195,7 +243,8 @@ class Hub(threading.Thread):
 
     def _tell_all(self, message: dict[str, Any]) -> None:
         for member in self._chief_last(self._members.values()):
-            if member.task is not None:
+            # What nobody reads fills up, and then holds up this thread.
+            if member.task is not None and not (member.silent and message["t"] == "news"):
                 self._tell(member, message)
 
     def _chief_last(self, members: Iterable[_Member]) -> list[_Member]:
@@ -205,8 +254,15 @@ class Hub(threading.Thread):
     def _check_silence(self, now: float) -> None:
         for member in list(self._members.values()):
             silent = now - member.heard
-            if silent > self._silence:
+            if silent <= self._silence or member.silent:
+                continue
+            task = member.task
+            if task is None or not self._recall.covers(task) or not self._announced:
                 self._drop(member, f"it has said nothing for {silent:.0f} s")
+                continue
+            member.silent = True
+            self._tell_all({"t": "silent", "task": [task.type, task.index]})
+            self._recall.want(task)
 
     # Messages.
 
@@ -226,6 +282,8 @@ class Hub(threading.Thread):
             self._tell_all(message)
         elif kind == "bye":
             member.left = True
+            if member.sock is self._local:
+                self._recall.stop()
             self._tell_all(
                 {
                     "t": "left",

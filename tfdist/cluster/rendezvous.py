@@ -6,6 +6,9 @@ address: the chief listens on the port that TensorFlow will use a moment later, 
 and say who they are and which versions they run. Until all are there, those who wait are told
 every 30 s who is missing; at the deadline all fail and name the missing with their addresses.
 The connections stay open afterwards as the `Group`.
+
+A worker of a cluster with parameter servers may come when the others have long begun, because it
+was started again. It cannot know, so it waits at the chief's door and at its own (`recall`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ import platform
 import random
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -27,9 +29,15 @@ from typing import Any
 from tfdist._version import __version__
 from tfdist.cluster import wire
 from tfdist.cluster import words
+from tfdist.cluster.dial import connect_once
+from tfdist.cluster.dial import split_address as split_address
 from tfdist.cluster.group import Group
 from tfdist.cluster.hub import Hub
 from tfdist.cluster.link import Link
+from tfdist.cluster.recall import Answer
+from tfdist.cluster.recall import Door
+from tfdist.cluster.recall import Recall
+from tfdist.cluster.roster import is_replaceable
 from tfdist.cluster.topology import Cluster
 from tfdist.cluster.topology import Task
 from tfdist.errors import ClusterError
@@ -116,23 +124,33 @@ def join(cluster: Cluster, timeout: float = DEFAULT_TIMEOUT, job: str = "") -> G
     silence = _seconds(os.environ, "TFDIST_SILENCE_TIMEOUT", SILENCE_SECONDS)
     listener = listen(cluster)
     tasks = cluster.tasks
-    hub = None
+    hub = door = None
+    sock: socket.socket | None = None
     if cluster.task == cluster.chief:
-        mine, hubs = socket.socketpair()
-        hub = Hub(tasks, listener, hubs, digest(cluster, job), silence)
+        sock, hubs = socket.socketpair()
+        again = {t: cluster.address(t) for t in tasks if is_replaceable(cluster, t)}
+        hub = Hub(tasks, listener, hubs, digest(cluster, job), silence, Recall(again))
         hub.start()
-        sock = mine
+    elif is_replaceable(cluster, cluster.task):
+        door = Door(listener, _hello(cluster, job))
+        door.start()
     else:
         # Only the chief listens; the port was bound to see that TensorFlow will get it.
         listener.close()
-        sock = _connect(cluster, deadline, timeout)
     try:
-        group = _wait_for_all(cluster, sock, hub, deadline, timeout, job, silence)
+        if sock is None:
+            sock = _connect(cluster, deadline, timeout, door)
+        answer = _wait_for_all(cluster, sock, hub, door, deadline, timeout, job)
+        link = Link(answer.sock, answer.decoder, silence, answer.rest)
+        group = Group(cluster, link, tasks, answer.message["facts"], hub)
         _check_versions(group)
     except BaseException:
         if hub is not None:
             hub.stop()
         raise
+    finally:
+        if door is not None:
+            door.close()
     return group.start()
 
 
@@ -142,10 +160,17 @@ def digest(cluster: Cluster, job: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Splits `host:port` (`[::1]:2222` for IPv6)."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
+def _hello(cluster: Cluster, job: str) -> dict[str, Any]:
+    return {
+        "t": "hello",
+        "task": [cluster.task.type, cluster.task.index],
+        "digest": digest(cluster, job),
+        "facts": {
+            "versions": versions(),
+            "host": socket.gethostname(),
+            "nonce": secrets.token_hex(8),
+        },
+    }
 
 
 def listen(cluster: Cluster) -> socket.socket:
@@ -193,22 +218,21 @@ def listen(cluster: Cluster) -> socket.socket:
     raise RendezvousError(f"to listen on port {port} of {cluster.task}", "no network at all")
 
 
-def _connect(cluster: Cluster, deadline: float, timeout: float) -> socket.socket:
-    """Connects to the chief; names that do not resolve yet and refused connections are retried."""
+def _connect(
+    cluster: Cluster, deadline: float, timeout: float, door: Door | None
+) -> socket.socket | None:
+    """Connects to the chief; names that do not resolve yet and refused connections are retried.
+
+    Returns None if the hub has come to this task's own door meanwhile.
+    """
     chief = cluster.chief
-    address = cluster.address(chief)
-    host, port = split_address(address)
+    host, port = split_address(cluster.address(chief))
     remind = time.monotonic() + REMIND_SECONDS
     pause = 0.05
-    while True:
+    while door is None or door.answer is None:
         now = time.monotonic()
         try:
-            sock = _connect_once(host, port, max(0.1, min(5.0, deadline - now)))
-            # Before the chief listens, a connection to a port of this machine can meet itself.
-            if sock.getsockname() != sock.getpeername():
-                return wire.keep_private(sock)
-            sock.close()
-            problem = "connection refused"
+            return wire.keep_private(connect_once(host, port, max(0.1, min(5.0, deadline - now))))
         except (OSError, UnicodeError) as error:
             problem = str(error)
         now = time.monotonic()
@@ -219,53 +243,18 @@ def _connect(cluster: Cluster, deadline: float, timeout: float) -> socket.socket
             log.warning("still waiting for %s: %s", _describe(cluster, (chief,)), problem)
         time.sleep(min(pause * random.uniform(0.5, 1.0), max(0.0, deadline - now)))
         pause = min(pause * 1.5, 2.0)
-
-
-def _connect_once(host: str, port: int, timeout: float) -> socket.socket:
-    """Connects within `timeout` seconds, the look-up of the name included.
-
-    Raises:
-        OSError: The name was not found, or nobody answered, in that time.
-    """
-    box: list[Any] = []
-
-    def look_up() -> None:
-        try:
-            box.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as error:
-            box.append(error)
-
-    # The look-up itself knows no limit.
-    thread = threading.Thread(target=look_up, name="tfdist-lookup", daemon=True)
-    deadline = time.monotonic() + timeout
-    thread.start()
-    thread.join(timeout)
-    if not box:
-        raise TimeoutError(f"the name {host!r} was not found within {timeout:.0f} s")
-    if isinstance(box[0], Exception):
-        raise box[0]
-    problem: OSError = OSError(f"no address for {host!r}")
-    for family, kind, protocol, _, address in box[0]:
-        sock = socket.socket(family, kind, protocol)
-        sock.settimeout(max(0.1, deadline - time.monotonic()))
-        try:
-            sock.connect(address)
-            return sock
-        except OSError as error:
-            sock.close()
-            problem = error
-    raise problem
+    return None
 
 
 def _wait_for_all(
     cluster: Cluster,
-    sock: socket.socket,
+    sock: socket.socket | None,
     hub: Hub | None,
+    door: Door | None,
     deadline: float,
     timeout: float,
     job: str,
-    silence: float,
-) -> Group:
+) -> Answer:
     chief = cluster.chief
     missing: tuple[Task, ...] = (chief,) if hub is None else cluster.tasks
     remind = time.monotonic() + REMIND_SECONDS
@@ -275,6 +264,13 @@ def _wait_for_all(
     greeted = False
     refusals = 0
     while True:
+        if door is not None and door.answer is not None:
+            if sock is not None:
+                sock.close()
+            return door.answer
+        if door is not None and door.refusal:
+            raise _refused(cluster, door.refusal)
+        assert sock is not None
         now = time.monotonic()
         # The chief knows best who is missing, so the others give it a moment to say so.
         if now >= deadline + (0.0 if hub else _CHIEF_FIRST_SECONDS):
@@ -287,17 +283,7 @@ def _wait_for_all(
             log.warning("still waiting for %s", _describe(cluster, missing))
         try:
             if not greeted:
-                hello = {
-                    "t": "hello",
-                    "task": [cluster.task.type, cluster.task.index],
-                    "digest": digest(cluster, job),
-                    "facts": {
-                        "versions": versions(),
-                        "host": socket.gethostname(),
-                        "nonce": secrets.token_hex(8),
-                    },
-                }
-                sock.sendall(wire.pack(hello))
+                sock.sendall(wire.pack(_hello(cluster, job)))
                 greeted, beat = True, now + 5.0
             elif now >= beat:
                 sock.sendall(wire.pack({"t": "beat"}))
@@ -318,7 +304,8 @@ def _wait_for_all(
             missing = (chief,)
             if time.monotonic() >= deadline:
                 raise _missing(cluster, missing, timeout, problem) from error
-            sock, decoder, greeted = _connect(cluster, deadline, timeout), wire.Decoder(), False
+            sock, decoder = _connect(cluster, deadline, timeout, door), wire.Decoder()
+            greeted = False
             continue
         for position, message in enumerate(messages):
             kind = message.get("t")
@@ -332,19 +319,14 @@ def _wait_for_all(
                 problem = str(message.get("reason"))
                 time.sleep(3.0)
                 sock.close()
-                sock, decoder, greeted = _connect(cluster, deadline, timeout), wire.Decoder(), False
+                sock, decoder = _connect(cluster, deadline, timeout, door), wire.Decoder()
+                greeted = False
                 break
             elif kind == "refused":
                 sock.close()
-                raise ClusterError(
-                    f"{_describe(cluster, (chief,))} to accept {cluster.task}",
-                    str(message.get("reason")),
-                    "give every task the same cluster and its own task, and stop tasks of "
-                    "earlier runs",
-                )
+                raise _refused(cluster, str(message.get("reason")))
             elif kind == "go":
-                link = Link(sock, decoder, silence, messages[position + 1 :])
-                return Group(cluster, link, cluster.tasks, message["facts"], hub)
+                return Answer(sock, decoder, message, messages[position + 1 :])
 
 
 def _check_versions(group: Group) -> None:
@@ -362,6 +344,14 @@ def _check_versions(group: Group) -> None:
 
 def _describe(cluster: Cluster, tasks: tuple[Task, ...]) -> str:
     return ", ".join(words.name_of(cluster, task) for task in tasks)
+
+
+def _refused(cluster: Cluster, reason: str) -> ClusterError:
+    return ClusterError(
+        f"{_describe(cluster, (cluster.chief,))} to accept {cluster.task}",
+        reason,
+        "give every task the same cluster and its own task, and stop tasks of earlier runs",
+    )
 
 
 def _missing(

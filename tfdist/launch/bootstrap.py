@@ -14,6 +14,7 @@ turns the way the program ended into an exit code:
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import ctypes
@@ -22,9 +23,11 @@ import io
 import os
 import signal
 import sys
+import threading
 import types
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 130
@@ -53,6 +56,27 @@ def main(argv: list[str]) -> None:
         sys.exit(_INTERRUPTED)
     except BaseException as error:  # noqa: BLE001  the interpreter's own last resort catches all
         sys.exit(_report(error))
+
+
+def end(code: object) -> NoReturn:
+    """Ends the process with the exit code that belongs to the argument of `sys.exit`.
+
+    TensorFlow, when it is taken down, talks to all the tasks that it was connected to, and waits
+    for ever for some that are gone. Where that can be, the process ends without it, after all that
+    the interpreter would do before.
+    """
+    current = sys.modules.get("tfdist.cluster.current")
+    group = current.group() if current is not None else None
+    if group is None or not group.cannot_be_taken_down:
+        sys.exit(code)  # type: ignore[arg-type]
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    _flush(sys.stdout)
+    _flush(sys.stderr)
+    os._exit((code or 0) & 0xFF)
 
 
 def run_script(path: str) -> None:
@@ -169,4 +193,7 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+        end(_INTERRUPTED)
+    except SystemExit as error:
+        end(error.code)
+    end(0)

@@ -4,7 +4,8 @@
 |---|---|
 | `TF_CONFIG` | the cluster and this task, also when it is alone |
 | `TFDIST_JOB_ID` | random, the same for all tasks, new after every restart |
-| `TFDIST_INCARNATION` | 0, then 1 after the first restart |
+| `TFDIST_INCARNATION` | 0, then 1 after the first restart of this task, alone or with the job |
+| `TFDIST_TRAINING_ENDED` | for the evaluator: a file that appears when training has ended |
 | `TFDIST_LAUNCHED` | 1 |
 | `TFDIST_RENDEZVOUS_TIMEOUT` | seconds to wait for the other tasks at start-up |
 | `PYTHONUNBUFFERED` | 1, so that lines arrive when they are printed |
@@ -19,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from tfdist.cluster.notice import TRAINING_ENDED
 from tfdist.cluster.topology import EVALUATOR
 from tfdist.cluster.topology import Cluster
 from tfdist.cluster.topology import Task
@@ -40,11 +42,11 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 @dataclasses.dataclass(frozen=True)
 class Incarnation:
-    """One start of the whole job.
+    """One start of a task.
 
     Attributes:
-        number: 0, then 1 after the first restart.
-        job_id: Random hexadecimal text that no other start of any job has.
+        number: 0, then 1 after the first restart of the task, alone or with the job.
+        job_id: Random hexadecimal text that no other start of any whole job has.
         addresses: Task to its address; an evaluator has none.
     """
 
@@ -68,11 +70,12 @@ def child_environment(
 
     Args:
         environ: The launcher's own environment.
-        incarnation: The start of the job that the process belongs to.
+        incarnation: The start that the process is.
         task: The task it runs.
         rendezvous_timeout: Seconds.
     """
     child = {name: value for name, value in environ.items() if not describes_a_cluster(name)}
+    child.pop(TRAINING_ENDED, None)  # of an outer job
     if any(child.get(name) for name in _PROXIES):
         child["no_proxy"] = _with_loopback(child.get("no_proxy", child.get("NO_PROXY", "")))
         if "no_grpc_proxy" in child:  # gRPC prefers it

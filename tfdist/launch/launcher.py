@@ -10,6 +10,8 @@ What it takes care of, and where:
 | the environment of each task | `environment` |
 | lines under the task's name, logs | `output` |
 | who failed first, who is stopped when | `supervisor` |
+| what the failure of a task means | `policy` |
+| how the evaluator learns that training has ended | `notice` |
 | nothing of the job outlives it, even if this process is killed | `guard`, `bootstrap` |
 
 A job of several tasks gets prefixed lines and an empty standard input. A job of one task is shown
@@ -19,6 +21,7 @@ Linux only.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import secrets
@@ -32,9 +35,10 @@ from io import FileIO
 from pathlib import Path
 from typing import IO
 
+from tfdist.cluster.notice import TRAINING_ENDED
+from tfdist.cluster.notice import EndNotice
 from tfdist.cluster.topology import EVALUATOR
 from tfdist.cluster.topology import Task
-from tfdist.errors import EXIT_USAGE
 from tfdist.errors import ConfigError
 from tfdist.errors import TfdistError
 from tfdist.launch import guard
@@ -43,6 +47,7 @@ from tfdist.launch.environment import Incarnation
 from tfdist.launch.environment import child_environment
 from tfdist.launch.output import Pump
 from tfdist.launch.output import TaskOutput
+from tfdist.launch.policy import Policy
 from tfdist.launch.processes import TaskProcess
 from tfdist.launch.signals import Inbox
 from tfdist.launch.signals import inbox
@@ -99,15 +104,17 @@ class _Job:
         self._environ = environ
         self._addresses = addresses
         self._logs = logs
+        self._policy = Policy(spec.tasks, spec.max_restarts)
+        self._starts: collections.Counter[Task] = collections.Counter()
 
     def run(self, pump: Pump, received: Inbox, registry: IO[bytes]) -> int:
-        number = 0
         while True:
-            outcome = self._run_once(number, pump, received, registry)
-            if not self._is_worth_a_restart(outcome, number):
+            outcome = self._run_once(pump, received, registry)
+            if outcome.failed is None or outcome.signal is not None:
                 break
-            number += 1
-            assert outcome.failed is not None
+            number = self._policy.start_again(outcome.failed.task, outcome.code)
+            if number is None:
+                break
             _say(
                 pump,
                 f"restart {number} of {self._spec.max_restarts} after {outcome.failed.task} "
@@ -123,39 +130,48 @@ class _Job:
             pass  # a console that is slow to read gets all of it, unless the user loses patience
         return outcome.code
 
-    def _is_worth_a_restart(self, outcome: Outcome, number: int) -> bool:
-        failed = outcome.failed is not None and outcome.code != EXIT_USAGE
-        return failed and outcome.signal is None and number < self._spec.max_restarts
-
-    def _run_once(self, number: int, pump: Pump, received: Inbox, registry: IO[bytes]) -> Outcome:
+    def _run_once(self, pump: Pump, received: Inbox, registry: IO[bytes]) -> Outcome:
         """Starts all tasks and returns when nothing of them is left."""
-        incarnation = Incarnation(number, secrets.token_hex(8), self._addresses)
-        _register(registry, f"job {incarnation.job_id}")
+        job_id = secrets.token_hex(8)
+        _register(registry, f"job {job_id}")
         processes: list[TaskProcess] = []
         outcome: Outcome | None = None
-        try:
-            for task in self._spec.tasks:
-                processes.append(self._start(task, len(processes), incarnation, pump))
+        with contextlib.ExitStack() as stack:
+            notice = stack.enter_context(EndNotice()) if self._spec.evaluator else None
+
+            def start(task: Task) -> TaskProcess:
+                processes.append(self._start(task, job_id, notice, pump))
                 _register(registry, f"session {processes[-1].pid}")
-            supervisor = Supervisor(
-                processes, received, self._spec.grace, lambda text: _say(pump, text)
-            )
-            outcome = supervisor.run()
-        finally:
-            # Also what the tasks have started and left behind.
-            guard.sweep([incarnation.job_id], [process.pid for process in processes])
-            for process in processes:
-                process.reap()
-            _drain(pump, received, hurry=outcome is None or outcome.signal is not None)
+                return processes[-1]
+
+            def say(text: str) -> None:
+                _say(pump, text)
+
+            try:
+                for task in self._spec.tasks:
+                    start(task)
+                supervisor = Supervisor(
+                    processes, self._policy, start, notice, received, self._spec.grace, say
+                )
+                outcome = supervisor.run()
+            finally:
+                # Also what the tasks have started and left behind.
+                guard.sweep([job_id], [process.pid for process in processes])
+                for process in processes:
+                    process.reap()
+                _drain(pump, received, hurry=outcome is None or outcome.signal is not None)
         return outcome
 
-    def _start(
-        self, task: Task, position: int, incarnation: Incarnation, pump: Pump
-    ) -> TaskProcess:
+    def _start(self, task: Task, job_id: str, notice: EndNotice | None, pump: Pump) -> TaskProcess:
         alone = len(self._spec.tasks) == 1
+        incarnation = Incarnation(self._starts[task], job_id, self._addresses)
+        self._starts[task] += 1
+        position = self._spec.tasks.index(task)
         output = TaskOutput(task, position, labelled=not alone, log=self._logs.get(task))
         output.begin(incarnation.number)
         environ = child_environment(self._environ, incarnation, task, self._spec.rendezvous_timeout)
+        if notice is not None and task.type == EVALUATOR:
+            environ[TRAINING_ENDED] = notice.path
         try:
             process = TaskProcess(task, self._spec.command, environ, output, stdin=alone)
         except OSError as error:

@@ -53,7 +53,8 @@ class LaunchSpec:
         workers: Number of `worker` tasks, at least 1.
         ps: Number of `ps` tasks. With any, a `chief` task that coordinates is added.
         evaluator: Whether to add an `evaluator` task beside the cluster.
-        max_restarts: How often the whole job may be started again after a failure.
+        max_restarts: How often the whole job may be started again after a failure, and alone the
+            evaluator and each worker of a cluster with parameter servers.
         log_dir: Directory for one log file per task, or None.
         rendezvous_timeout: Seconds that the tasks wait for each other at start-up.
         grace: Seconds that tasks get to end by themselves when the job has failed or is stopped.

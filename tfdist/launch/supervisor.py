@@ -1,10 +1,11 @@
 """Watches the tasks of one start of the job until the last has ended, and decides who ends when.
 
-- The first task that ends with anything but 0 has failed, and with it the job. The others get
-  `grace` seconds to end by themselves, since they know best whom they miss; then SIGTERM; 5 s
-  later SIGKILL, because a multi-worker TensorFlow process survives SIGTERM.
+- A task that ends with anything but 0 has failed, and `policy` knows whether the job has with it.
+  If so, the others get `grace` seconds to end by themselves, since they know best whom they miss;
+  then SIGTERM; 5 s later SIGKILL, because a multi-worker TensorFlow process survives SIGTERM.
 - When the tasks that train have ended with 0, those that serve them are stopped after a while, and
-  that is no failure: servers (`ps`, and `worker` beside a `ps`) and the evaluator.
+  that is no failure: servers (`ps`, and `worker` beside a `ps`) and the evaluator. An evaluator
+  that has heard the news (`notice`) is given the time it needs.
 - A signal to the launcher goes to all tasks. Who is left after `grace` is killed; a second signal
   kills at once.
 """
@@ -17,20 +18,26 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence
 
+from tfdist.cluster.notice import EndNotice
 from tfdist.cluster.topology import CHIEF
 from tfdist.cluster.topology import EVALUATOR
 from tfdist.cluster.topology import PS
+from tfdist.cluster.topology import WORKER
+from tfdist.cluster.topology import Task
+from tfdist.launch.policy import Policy
+from tfdist.launch.policy import Reaction
+from tfdist.launch.processes import Exit
 from tfdist.launch.processes import TaskProcess
 from tfdist.launch.signals import Inbox
 
 #: From SIGTERM to SIGKILL.
 KILL_SECONDS = 5.0
-#: For parameter servers to notice that chief and workers have ended.
-PS_SECONDS = 10.0
-#: For workers of a parameter-server cluster to notice that the chief has ended.
-SERVER_SECONDS = 30.0
-#: For the evaluator to score the last checkpoint.
+#: For parameter servers and their workers to notice that the chief has ended.
+SERVER_SECONDS = 10.0
+#: For the evaluator to notice that training has ended.
 EVALUATOR_SECONDS = 60.0
+#: Before a worker is started again alone.
+REPLACE_SECONDS = 1.0
 
 _POLL_SECONDS = 1.0
 _SAME_REQUEST_SECONDS = 0.3
@@ -61,6 +68,9 @@ class Supervisor:
 
     Args:
         processes: All tasks of the job, started.
+        policy: Decides what the failure of a task means.
+        start: Starts a task again.
+        notice: Where the evaluator learns that training has ended, or None without one.
         inbox: Signals of the launcher.
         grace: Seconds that tasks get to end by themselves after a failure or a signal.
         say: Shows a line.
@@ -69,14 +79,21 @@ class Supervisor:
     def __init__(
         self,
         processes: Sequence[TaskProcess],
+        policy: Policy,
+        start: Callable[[Task], TaskProcess],
+        notice: EndNotice | None,
         inbox: Inbox,
         grace: float,
         say: Callable[[str], None],
     ):
-        self._processes = processes
+        self._processes = list(processes)
+        self._policy = policy
+        self._start = start
+        self._notice = notice
         self._inbox = inbox
         self._grace = grace
         self._say = say
+        self._coming: dict[Task, float] = {}
         self._failed: TaskProcess | None = None
         self._signal: int | None = None
         self._signalled_at = 0.0
@@ -86,9 +103,10 @@ class Supervisor:
         while True:
             self._take_signals()
             self._notice_ends()
-            if not self._running:
+            self._start_due()
+            if not self._running and not self._coming:
                 return Outcome(self._failed, self._signal)
-            wake_at = self._stop_overdue()
+            wake_at = min([self._stop_overdue(), *self._coming.values()])
             self._inbox.wait(min(_POLL_SECONDS, wake_at - time.monotonic()))
 
     @property
@@ -108,6 +126,7 @@ class Supervisor:
                     process.signal_group(signal.SIGKILL)
                 continue
             self._signal, self._signalled_at = number, now
+            self._coming.clear()
             limit = f"killed after {self._grace:g} s, or at a second signal"
             self._say(f"{name}; stopping all tasks ({limit})")
             for process in self._running:
@@ -124,14 +143,38 @@ class Supervisor:
             if process.exit is None or process.exit.code == 0 or process.stopped:
                 continue
             if self._failed is None:
-                self._fail(process)
+                self._react(process, process.exit)
             else:
                 self._say(f"{process.task} ended with {process.exit}")
         if ended and self._failed is None and self._signal is None:
             self._release_servers()
 
+    def _react(self, failed: TaskProcess, how: Exit) -> None:
+        task = failed.task
+        others = [process.task for process in self._running] + list(self._coming)
+        reaction = self._policy.on_failure(task, how.code, others)
+        if reaction is Reaction.FAIL:
+            self._fail(failed)
+        elif reaction is Reaction.CARRY_ON:
+            self._say(f"{task} ended with {how}; the others go on without it")
+        else:
+            failed.signal_group(signal.SIGKILL)  # what it has started and left behind
+            times = f"{self._policy.replacements(task)} of {self._policy.max_restarts}"
+            self._say(f"{task} ended with {how}; starting it again, {times}")
+            self._coming[task] = time.monotonic() + REPLACE_SECONDS
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        due = [task for task, at in self._coming.items() if at <= now]
+        for task in due:
+            del self._coming[task]
+            self._processes.append(self._start(task))
+        if due:
+            self._release_servers()
+
     def _fail(self, failed: TaskProcess) -> None:
         self._failed = failed
+        self._coming.clear()
         running = self._running
         others = ", ".join(str(process.task) for process in running)
         wait = f"; the others ({others}) have {self._grace:g} s to end" if others else ""
@@ -142,18 +185,16 @@ class Supervisor:
     def _release_servers(self) -> None:
         """Sets a limit for tasks that are of no use any more."""
         roles = {process.task.type for process in self._running}
-        if CHIEF in roles or (roles & {"worker"} and not self._has(PS)):
+        roles |= {task.type for task in self._coming}
+        has_servers = any(process.task.type == PS for process in self._processes)
+        if CHIEF in roles or (WORKER in roles and not has_servers):
             return
+        self._coming = {t: at for t, at in self._coming.items() if t.type == EVALUATOR}
+        if self._notice is not None:
+            self._notice.give()
         for process in self._running:
-            if process.task.type == EVALUATOR:
-                self._schedule_stop(process, EVALUATOR_SECONDS)
-            elif "worker" in roles:
-                self._schedule_stop(process, SERVER_SECONDS)
-            else:
-                self._schedule_stop(process, PS_SECONDS)
-
-    def _has(self, role: str) -> bool:
-        return any(process.task.type == role for process in self._processes)
+            evaluates = process.task.type == EVALUATOR
+            self._schedule_stop(process, EVALUATOR_SECONDS if evaluates else SERVER_SECONDS)
 
     def _schedule_stop(self, process: TaskProcess, seconds: float) -> None:
         if process.stopped:
@@ -166,6 +207,9 @@ class Supervisor:
         now = time.monotonic()
         for process in self._running:
             if process.term_at is not None and process.term_at <= now:
+                if self._is_at_its_last(process):
+                    process.term_at = now + _POLL_SECONDS
+                    continue
                 self._say(f"stopping {process.task} (SIGTERM)")
                 process.signal_group(signal.SIGTERM)
                 process.stopped = True
@@ -177,3 +221,9 @@ class Supervisor:
                 process.kill_at = None
         times = [p.term_at for p in self._running] + [p.kill_at for p in self._running]
         return min((at for at in times if at is not None), default=now + _POLL_SECONDS)
+
+    def _is_at_its_last(self, process: TaskProcess) -> bool:
+        """Whether it is an evaluator that knows that training has ended."""
+        if process.task.type != EVALUATOR or self._failed is not None or self._notice is None:
+            return False
+        return self._notice.was_heard

@@ -100,7 +100,7 @@ def _sparse_summation(ids: tf.SparseTensor) -> tuple[Callable[[Any], Any], Calla
         return tf.math.unsorted_segment_sum(values, row, tf.reduce_prod(outer))
 
     def with_outer(result: Any) -> Any:
-        columns = result.shape[-1:]
+        columns = [int(result.shape[-1])]
         result = tf.reshape(result, tf.concat([outer, tf.constant(columns, tf.int64)], 0))
         return tf.ensure_shape(result, ids.shape[:-1].concatenate(columns))
 

@@ -52,7 +52,7 @@ _KERAS = keras.layers.Embedding
 
 
 def _model(model: Any, options: dict[str, Any], made: dict[int, Any]) -> Any:
-    if not isinstance(model, (keras.Sequential, keras.models.Functional)):
+    if not _is_graph(model):
         _replace_inside(model, options, made)
         return model
 
@@ -62,15 +62,30 @@ def _model(model: Any, options: dict[str, Any], made: dict[int, Any]) -> Any:
             made[id(layer)] = _clone(layer, options, made)
         return made[id(layer)]
 
-    inputs = None
-    if isinstance(model, keras.models.Functional):
-        # Left to itself, Keras forgets which inputs are sparse and which ragged.
-        inputs = tree.map_structure(_like_input, model.input)
+    # Left to itself, Keras forgets which inputs are sparse and which ragged.
+    inputs = tree.map_structure(_like_input, model.input) if _has_inputs(model) else None
     new = keras.models.clone_model(model, input_tensors=inputs, clone_function=clone)
+    if type(new) is not type(model):
+        raise UnsupportedError(
+            "a model whose class takes inputs and outputs, to clone it",
+            f"{type(model).__name__}, whose clone would be a {type(new).__name__}",
+            "use tfdist.layers.Embedding in the model's own code",
+        )
     for layer in model.layers:
         if id(layer) in made:
             _copy_weights(layer, made[id(layer)])
     return new
+
+
+def _is_graph(layer: Any) -> bool:
+    """Whether Keras can clone a layer by the layers that it is made of."""
+    return isinstance(layer, keras.Sequential) or (
+        isinstance(layer, keras.Model) and isinstance(layer, keras.Function)
+    )
+
+
+def _has_inputs(model: Any) -> bool:
+    return not isinstance(model, keras.Sequential) or bool(getattr(model, "inputs", None))
 
 
 def _like_input(tensor: Any) -> Any:
@@ -86,7 +101,7 @@ def _like_input(tensor: Any) -> Any:
 def _clone(layer: Any, options: dict[str, Any], made: dict[int, Any]) -> Any:
     if type(layer) is _KERAS:
         return _embedding(layer, options)
-    if isinstance(layer, (keras.Sequential, keras.models.Functional)):
+    if _is_graph(layer):
         return _model(layer, options, made)
     new = type(layer).from_config(layer.get_config())
     if isinstance(new, keras.layers.Layer):
@@ -122,7 +137,7 @@ def _replace_inside(layer: Any, options: dict[str, Any], made: dict[int, Any]) -
                     made[id(value)].build()
                     _copy_weights(value, made[id(value)])
             return made[id(value)]
-        if isinstance(value, (keras.Sequential, keras.models.Functional)):
+        if _is_graph(value):
             if not any(type(inner) is _KERAS for inner in value._flatten_layers()):
                 return value
             if id(value) not in made:
@@ -154,7 +169,7 @@ def _replace_inside(layer: Any, options: dict[str, Any], made: dict[int, Any]) -
 
 
 def _copy_weights(old: Any, new: Any) -> None:
-    if not old.built or isinstance(old, (keras.Sequential, keras.models.Functional)):
+    if not old.built or _is_graph(old):
         return  # Of models inside of a model the layers have been copied one by one.
     if isinstance(new, Embedding):
         new.build()

@@ -1,7 +1,8 @@
 """Asynchronous workers that read and update variables on parameter servers.
 
 One script serves every role: in a worker or parameter-server process `build` runs the TensorFlow
-server and ends the process when the coordinator is done.
+server and ends the process when the coordinator is done. A worker that was started again serves
+in the place of the one that died.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def build(cluster: Cluster, options: Options) -> Any:
     """Returns a ParameterServerStrategy in the coordinator; serves and exits in other roles.
 
     Raises:
-        StrategyError: The cluster has no chief to coordinate.
+        StrategyError: The cluster has no chief to coordinate, or does not tell every address.
         SystemExit: In a worker or parameter server: code 0 when the coordinator is done, 1 when
             it was lost.
     """
@@ -35,7 +36,15 @@ def build(cluster: Cluster, options: Options) -> Any:
             f"roles {', '.join(cluster.roles)}",
             'add one "chief" task to the cluster',
         )
+    unknown = [str(task) for task in cluster.tasks if not cluster.address(task)]
+    if unknown:
+        raise StrategyError(
+            "the address of every task of a cluster with parameter servers",
+            f"none for {', '.join(unknown)}",
+            "describe the whole cluster in TF_CONFIG",
+        )
     group = current.join_once(cluster, options.rendezvous_timeout)
+    assert group is not None
     if cluster.task.type != CHIEF:
         _serve(cluster, group)
     import tensorflow as tf
@@ -43,7 +52,7 @@ def build(cluster: Cluster, options: Options) -> Any:
     return tf.distribute.ParameterServerStrategy(resolver(cluster))
 
 
-def _serve(cluster: Cluster, group: Group | None) -> None:
+def _serve(cluster: Cluster, group: Group) -> None:
     import tensorflow as tf
 
     server = tf.distribute.Server(
@@ -53,10 +62,7 @@ def _serve(cluster: Cluster, group: Group | None) -> None:
         protocol="grpc",
         start=True,
     )
-    log.info("%s serves at %s", cluster.task, cluster.address(cluster.task))
-    if group is None:
-        server.join()
-        return
+    log.info("%s serves at %s", cluster.task, server.target)
     problem = group.wait_until_left(cluster.chief)
     if problem:
         log.error("the coordinator ended: %s", problem)

@@ -108,7 +108,7 @@ model.fit(IDS, TARGETS, batch_size=16, epochs=1, verbose=0, callbacks=[told])
 results["told"] = {"begins": told.begins, "ends": told.ends}
 
 model, told = build(), Told(stop_at=9)
-history = model.fit(IDS, TARGETS, batch_size=16, epochs=5, verbose=0, callbacks=[told])
+history = model.fit(IDS, TARGETS, batch_size=1, epochs=5, verbose=0, callbacks=[told])
 results["stopped"] = {
     "epochs": len(history.history["loss"]),
     "ends": told.ends,

@@ -85,6 +85,7 @@ class Dispatcher:
 
         Raises:
             PeerLostError: No worker has answered for too long.
+            tf.errors.OpError: A parameter server is lost.
             Exception: What the work raised, unless that was the end of a worker.
         """
         while True:
@@ -102,7 +103,9 @@ class Dispatcher:
             return task.number, value
 
     def forget(self) -> None:
-        """Drops what is under way; late answers are ignored."""
+        """Drops what is scheduled or under way; late answers are ignored."""
+        for task in self._tasks.values():
+            task.is_done = True
         self._tasks.clear()
 
     def _schedule(self, task: _Task) -> None:
@@ -129,7 +132,7 @@ class Dispatcher:
 
     def _look_after(self) -> None:
         """Looks for errors of the coordinator and for work that a worker keeps to itself."""
-        self.coordinator.done()  # Raises what the coordinator could not recover from.
+        self.coordinator.done()
         now = time.monotonic()
         usual = statistics.median(self._seconds) if self._seconds else PATIENCE_SECONDS
         patience = max(PATIENCE_SECONDS, 10 * usual)

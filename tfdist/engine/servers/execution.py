@@ -9,11 +9,13 @@ that each execution counts exactly once, even if a worker dies on the way and an
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import tree
 
@@ -26,6 +28,8 @@ from tfdist.engine.servers.packing import Packer
 from tfdist.engine.servers.server_step import ServerStep
 from tfdist.engine.servers.tables import is_table
 
+log = logging.getLogger("absl")
+
 _STRIDE = 0x632BE5AB  # Odd, so that no two steps meet; an arbitrary number of 31 bits.
 
 
@@ -34,12 +38,18 @@ class Fetch:
 
     Args:
         variables: Keras variables.
+
+    Attributes:
+        servers: Their devices.
+        bytes: Size of all variables.
     """
 
     def __init__(self, variables: Sequence[Any]):
         self._servers: dict[str, list[Any]] = {}
         for variable in variables:
             self._servers.setdefault(variable._value.device, []).append(variable)
+        self.servers = list(self._servers)
+        self.bytes = sum(int(np.prod(v.shape)) * v._value.dtype.size for v in variables)
         self._packers = {
             device: Packer([v.shape for v in there], [v._value.dtype for v in there])
             for device, there in self._servers.items()
@@ -72,6 +82,12 @@ class Execution:
         self.metrics = MetricStates(model)
         shared = [v for v in _read_by_steps(model) if v not in self.metrics and not is_table(v)]
         self._fetch = Fetch(shared)
+        log.info(
+            "a step fetches %.2f MB of dense weights from %d servers, and rows of %d tables",
+            self._fetch.bytes / 1e6,
+            len(self._fetch.servers),
+            sum(map(is_table, model.variables)),
+        )
         self._seeds = [v for v in shared if "seed_generator" in v.path]
         self._graphs: dict[tuple[int, bool], Any] = {}
         self._one: Any = None

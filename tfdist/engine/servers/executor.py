@@ -31,6 +31,10 @@ class Outcome(NamedTuple):
     observed: list[Any]
 
 
+#: Executions: how many steps each is to do, and the work.
+Works = Generator[tuple[int, Callable[[], Outcome]], None, None]
+
+
 class Done(NamedTuple):
     """An execution that has been done.
 
@@ -60,9 +64,7 @@ class Executor:
         self.spec = spec
         self._dispatcher = dispatcher
 
-    def over(
-        self, batches: Iterable[Any], size: int, number: int
-    ) -> Iterator[tuple[int, Callable[[], Outcome]]]:
+    def over(self, batches: Iterable[Any], size: int, number: int) -> Works:
         """Yields executions over batches that are read here: number of steps, and the work.
 
         Args:
@@ -98,7 +100,7 @@ class Executor:
 
     def run(
         self,
-        works: Iterator[tuple[int, Callable[[], Outcome]]],
+        works: Works,
         begin: Callable[[int], None] = lambda first: None,
     ) -> Generator[Done, None, None]:
         """Yields each execution when it and all before it are done.
@@ -144,6 +146,8 @@ class Executor:
         except BaseException:
             self._dispatcher.forget()
             raise
+        finally:
+            works.close()
 
     def _note(self, outcome: Outcome) -> None:
         metrics = self.execution.metrics

@@ -7,6 +7,7 @@ scheduled ahead, two for each worker, so `on_train_batch_begin` runs when one is
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -19,6 +20,7 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters import data_adapter_utils
 
+from tfdist.cluster import current
 from tfdist.cluster import rendezvous
 from tfdist.engine import build
 from tfdist.engine import callbacks as callback_rules
@@ -36,8 +38,24 @@ from tfdist.errors import UnsupportedError
 
 #: Steps of an execution, unless `steps_per_execution` says more.
 STEPS = 8
+_EXECUTORS = "_tfdist_executors"
 
 
+def _together(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function` that ends with the name of the server whose loss has ended it."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        group = current.group()
+        if group is None:
+            return function(*args, **kwargs)
+        with group.together(function.__name__):
+            return function(*args, **kwargs)
+
+    return call
+
+
+@_together
 def fit(
     model: Any,
     x: Any = None,
@@ -150,6 +168,7 @@ def _fit(
     return model.history
 
 
+@_together
 def evaluate(
     model: Any,
     x: Any = None,
@@ -199,6 +218,7 @@ def _evaluate(model: Any, feed: Any, calls: Any) -> dict[str, Any]:
     return found
 
 
+@_together
 def predict(
     model: Any,
     x: Any,
@@ -239,6 +259,7 @@ def predict(
     )
 
 
+@_together
 def train_on_batch(
     model: Any,
     x: Any,
@@ -263,6 +284,7 @@ def train_on_batch(
     return _on_batch(model, _executor(model, "train_step", feed), feed, number, return_dict)
 
 
+@_together
 def test_on_batch(
     model: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
 ) -> Any:
@@ -324,6 +346,12 @@ def _prepare(model: Any, feed: Any, *, to_train: bool = True) -> None:
             "run_eagerly has no effect under parameter servers: workers run compiled steps",
             stacklevel=4,
         )
+    if getattr(model, "jit_compile", False) is True:
+        raise UnsupportedError(
+            "jit_compile=False under parameter servers, between whose steps weights travel",
+            "jit_compile=True",
+            "leave jit_compile at its default",
+        )
     for optimizer in scope.optimizers_of(model):
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             raise UnsupportedError(
@@ -343,23 +371,24 @@ def _prepare(model: Any, feed: Any, *, to_train: bool = True) -> None:
 
 def _executor(model: Any, step: str, feed: Any) -> Executor:
     """Returns the executor of `model.<step>`, with the graphs that it has already."""
-    known = model.__dict__.setdefault("_tfdist_executors", {})
-    function = getattr(model, step)
-    key = step, repr(feed.spec), _compiled(model)
-    if key not in known:
-        known[key] = Executor(model, function, feed.spec, dispatcher_of(model.distribute_strategy))
-    executor: Executor = known[key]
-    return executor
-
-
-def _compiled(model: Any) -> tuple[Any, ...]:
-    """Returns what a graph depends on that `compile` and `trainable` may change."""
-    return (
-        id(model.optimizer),
-        id(model._compile_loss),
-        id(model._compile_metrics),
-        tuple(id(v) for v in model.trainable_variables),
+    # What a graph holds on to: `compile`, and `trainable` of a layer, may change any of it.
+    parts = (
+        model.optimizer,
+        model._compile_loss,
+        model._compile_metrics,
+        *model.trainable_variables,
     )
+    known, executors = model.__dict__.get(_EXECUTORS, ((), {}))
+    if len(known) != len(parts) or any(a is not b for a, b in zip(known, parts, strict=True)):
+        executors = {}
+        # Not by setattr, which would make them a part of the model.
+        model.__dict__[_EXECUTORS] = parts, executors
+    key = step, repr(feed.spec)
+    if key not in executors:
+        dispatcher = dispatcher_of(model.distribute_strategy)
+        executors[key] = Executor(model, getattr(model, step), feed.spec, dispatcher)
+    executor: Executor = executors[key]
+    return executor
 
 
 def dispatcher_of(strategy: Any) -> Dispatcher:

@@ -86,10 +86,20 @@ class MetricStates:
                     self._sums[index] = np.array(scope.get_current_value(variable))
 
     def results(self) -> dict[str, Any]:
-        """Returns the metrics over all executions since the last reset."""
+        """Returns the metrics over all executions since the last reset.
+
+        Those that nobody has told anything are left out: a loss tracker that a step of the user's
+        own does not use would say 0.
+        """
         with keras.StatelessScope(state_mapping=self._totals()):
             found: dict[str, Any] = self._model.get_metrics_result()
-        return found
+        totals = dict(zip(map(id, self.variables), self._sums, strict=True))
+        unused = {
+            metric.name
+            for metric in self._model.metrics
+            if id(getattr(metric, "count", None)) in totals and not totals[id(metric.count)].any()
+        }
+        return {name: value for name, value in found.items() if name not in unused}
 
     def _totals(self) -> list[tuple[Any, Any]]:
         return [

@@ -6,7 +6,6 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +14,7 @@ from tensorflow.python.distribute.coordinator import values as per_worker
 
 from tfdist.engine.servers.executor import Executor
 from tfdist.engine.servers.executor import Outcome
+from tfdist.engine.servers.executor import Works
 
 #: A worker whose data has ended is asked again that often, until all have ended.
 _ENDED_SECONDS = 0.05
@@ -64,9 +64,7 @@ class WorkerData:
         """Makes the next epoch begin at the start of the data."""
         self._iterators = None
 
-    def works(
-        self, executor: Executor, size: int, number: int
-    ) -> Iterator[tuple[int, Callable[[], Outcome]]]:
+    def works(self, executor: Executor, size: int, number: int) -> Works:
         """Yields the executions of an epoch.
 
         Args:

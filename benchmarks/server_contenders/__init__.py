@@ -1,0 +1,1 @@
+"""What `benchmarks/parameter_server.py` runs in each process."""

@@ -1,0 +1,79 @@
+"""Training on parameter servers while tasks are killed or stopped; see test_losing_machines.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import tfdist
+
+strategy = tfdist.strategy()
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from report import report  # noqa: E402
+
+from tfdist.engine.servers import dispatcher  # noqa: E402
+
+dispatcher.PATIENCE_SECONDS = 3.0  # So that the tests need not sit through the usual 15.
+ROWS, BATCH = 509, 8
+EPOCHS = int(sys.argv[1])
+
+
+class Counts(keras.metrics.Metric):
+    """How often each example was seen."""
+
+    def __init__(self):
+        super().__init__(name="counts")
+        self.seen = self.add_variable((ROWS,), "zeros", name="seen")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        ids = tf.cast(tf.reshape(y_true, [-1]), tf.int32)
+        self.seen.assign_add(tf.reduce_sum(tf.one_hot(ids, ROWS), axis=0))
+
+    def result(self):
+        return keras.ops.copy(self.seen)
+
+
+class Talk(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs.append(epoch)
+        print(f"epoch {epoch} begins", flush=True)
+
+
+def slowly():
+    """Yields batches at a pace that leaves time to do harm in the middle of an epoch."""
+    ids = np.arange(ROWS)[:, None]
+    for begin in range(0, ROWS, BATCH):
+        time.sleep(0.03)
+        yield ids[begin : begin + BATCH], ids[begin : begin + BATCH].astype("float32")
+
+
+data = tf.data.Dataset.from_generator(
+    slowly,
+    output_signature=(tf.TensorSpec([None, 1], tf.int64), tf.TensorSpec([None, 1], tf.float32)),
+)
+with strategy.scope():
+    ids = keras.Input((1,), dtype="int64")
+    rows = keras.layers.Flatten()(keras.layers.Embedding(ROWS, 4)(ids))
+    model = keras.Model(ids, keras.layers.Dense(1)(rows))
+    model.compile(keras.optimizers.SGD(1e-3), "mse", metrics=[Counts()])
+
+talk = Talk()
+callbacks = [talk]
+if len(sys.argv) > 2:
+    callbacks.append(keras.callbacks.BackupAndRestore(sys.argv[2], delete_checkpoint=False))
+history = model.fit(data, epochs=EPOCHS, callbacks=callbacks, verbose=0)
+report(
+    seen=[[float(np.min(c)), float(np.max(c))] for c in history.history["counts"]],
+    iterations=int(model.optimizer.iterations),
+    epochs=talk.epochs,
+    start=int(os.environ.get("TFDIST_INCARNATION", 0)),
+)
+print("done", flush=True)

@@ -1,0 +1,73 @@
+"""`fit` on parameter servers goes on without workers, and from the last commit without servers."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.harness import start_script
+
+SCRIPT = Path(__file__).parent / "scripts" / "losing.py"
+STEPS = math.ceil(509 / 8)  # Of an epoch.
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def _start(tmp_path, *args, workers=2, ps=1, restarts=1):
+    options = ["--ps", str(ps), "--max-restarts", str(restarts), "--grace", "60"]
+    return start_script(
+        SCRIPT, workers=workers, launcher_args=options, args=args, tmp_path=tmp_path
+    )
+
+
+def test_a_worker_that_is_killed_costs_nothing_and_joins_in_again(tmp_path):
+    with _start(tmp_path, "6") as job:
+        job.wait_for_line("epoch 1 begins", 90)
+        time.sleep(0.5)
+        job.kill("worker 1", signal.SIGKILL)
+        run = job.wait(120)
+    assert run.code == 0, run.output
+    result = run.result("chief 0")
+    assert result["seen"] == [[1.0, 1.0]] * 6
+    # What the dead one had begun was done again, from its first step.
+    assert 6 * STEPS <= result["iterations"] <= 6 * STEPS + 8
+    assert result["epochs"] == list(range(6))
+    assert run.output.count("tfdist run: worker 1 is process") == 2
+    assert run.output.count("tfdist run: chief 0 is process") == 1
+
+
+def test_a_worker_that_is_stopped_does_not_stop_the_others(tmp_path):
+    with _start(tmp_path, "4") as job:
+        job.wait_for_line("epoch 1 begins", 90)
+        time.sleep(0.5)
+        job.kill("worker 1", signal.SIGSTOP)
+        job.wait_for_line("done", 90)
+        job.kill("worker 1", signal.SIGCONT)
+        run = job.wait(60)
+    assert run.code == 0, run.output
+    result = run.result("chief 0")
+    assert result["seen"] == [[1.0, 1.0]] * 4
+    assert 4 * STEPS <= result["iterations"] <= 4 * STEPS + 8
+    assert "another does its steps again" in run.output
+
+
+@pytest.mark.parametrize("victim", ["ps 0", "chief 0"])
+def test_after_the_loss_of_a_server_training_goes_on_from_the_last_commit(victim, tmp_path):
+    with _start(tmp_path, "5", str(tmp_path / "backup"), ps=2) as job:
+        job.wait_for_line("epoch 3 begins", 90)
+        time.sleep(0.5)
+        job.kill(victim, signal.SIGKILL)
+        run = job.wait(150)
+    assert run.code == 0, run.output
+    result = run.result("chief 0")
+    assert result["start"] == 1
+    # Epochs 0 to 2 were committed: none of their examples is trained again.
+    assert result["epochs"] == [3, 4]
+    assert result["seen"] == [[1.0, 1.0]] * 2
+    assert result["iterations"] == 5 * STEPS
+    named = [line for line in run.lines("chief 0") if "Expected every" in line]
+    assert victim == "chief 0" or any("ps 0" in line for line in named), run.output

@@ -1,0 +1,73 @@
+"""Tables on real parameter servers and replicas: where shards are, that they train and load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.harness import run_script
+
+SCRIPT = Path(__file__).parent / "scripts" / "tables.py"
+
+
+def test_tables_on_two_servers_train_as_in_one_process_and_load_there(tmp_path):
+    run = run_script(
+        SCRIPT,
+        workers=1,
+        launcher_args=["--ps", "2"],
+        args=[str(tmp_path)],
+        timeout=150,
+        tmp_path=tmp_path,
+    )
+    assert run.code == 0, run.output
+    result = run.result("chief 0")
+    for devices in result["shards"]:
+        assert len(devices) == 2
+        assert len(set(devices)) == 2
+        assert all("/job:ps/" in device for device in devices)
+    assert result["asked"] == [4, 3, 3]
+    assert all(result["slots_beside"])
+    assert result["iterations"] == 6
+    assert result["moved"] == result["touched"]
+    assert result["difference"] == pytest.approx(0, abs=1e-5)
+
+
+def test_replicas_update_rows_as_one_device_does(tmp_path):
+    source = """
+        import contextlib
+        import tfdist
+        strategy = tfdist.strategy("mirrored", replicas=2)
+        import keras
+        import numpy as np
+        from report import report
+
+        random = np.random.RandomState(0)
+        x, y = random.randint(0, 9, (23, 4)), random.randn(23, 1)
+
+        def weights(scope):
+            keras.utils.set_random_seed(1)
+            with scope:
+                table = tfdist.layers.Embedding(40, 3, num_shards=3)
+                layers = [table, keras.layers.Flatten(), keras.layers.Dense(1)]
+                model = keras.Sequential([keras.Input((4,), dtype="int32"), *layers])
+                adam = keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.1)
+                model.compile(tfdist.optimizers.RowSparse(adam), "mse")
+            start = table.get_weights()[0]
+            model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+            end = table.get_weights()[0]
+            return end, (start != end).any(axis=1), model.layers[-1].get_weights()[0]
+
+        one, two = weights(contextlib.nullcontext()), weights(strategy.scope())
+        report(
+            rows=[np.flatnonzero(w[1]).tolist() for w in (one, two)],
+            table=float(np.abs(one[0] - two[0]).max()),
+            kernel=float(np.abs(one[2] - two[2]).max()),
+        )
+    """
+    run = run_script(source, workers=1, timeout=120, tmp_path=tmp_path)
+    assert run.code == 0, run.output
+    result = run.result()
+    assert result["rows"] == [list(range(9))] * 2
+    assert result["table"] == pytest.approx(0, abs=1e-5)
+    assert result["kernel"] == pytest.approx(0, abs=1e-5)

@@ -1,0 +1,1 @@
+"""What survives: checkpoints, and what is learnt from them."""
