@@ -33,7 +33,8 @@ def strategy(
 
     In a cluster it first waits at the start barrier for every other task. In a worker or
     parameter-server process of a parameter-server cluster it serves, and ends the process with
-    code 0 when the coordinator is done. Call it before the first TensorFlow operation.
+    code 0 when the coordinator is done. In an evaluator, `fit` evaluates every checkpoint that the
+    others write, and nothing is saved. Call it before the first TensorFlow operation.
 
     Args:
         name: "default", "mirrored", "multi_worker", "parameter_server", "tpu" or the name of a
@@ -76,6 +77,12 @@ def strategy(
     # The barrier in the builder comes before the import of Keras: who is missing is known sooner.
     built = registry.builder(choice.name)(cluster, options)
     activate()
+    if cluster.is_evaluator:
+        from tfdist.engine import role
+        from tfdist.state.follow import follow
+
+        log.info("%s: fit evaluates the checkpoints of those who train", cluster.task)
+        role.answer_fit_with(follow)
     return built
 
 

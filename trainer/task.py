@@ -4,8 +4,9 @@
 
 It finds its place in the cluster by itself, trains, and writes model.keras and metrics.json to
 the model directory, checkpoints to the checkpoint directory, history.csv and TensorBoard events
-to the log directory. Each directory is the first that is given of: its flag; AIP_MODEL_DIR,
-AIP_CHECKPOINT_DIR or AIP_TENSORBOARD_LOG_DIR; the config; runs/<experiment>/...
+to the log directory. An evaluator evaluates every checkpoint of the others instead. Each directory
+is the first that is given of: its flag; AIP_MODEL_DIR, AIP_CHECKPOINT_DIR or
+AIP_TENSORBOARD_LOG_DIR; the config; runs/<experiment>/...
 
 Exit codes: 0 done; 2 a mistake in flags, config or cluster; 1 the training failed.
 """
@@ -94,7 +95,7 @@ def train(config: Config, places: Directories, is_chief: bool) -> dict[str, floa
             engine lets only the chief write.
 
     Returns:
-        Metric name to its value on the test data.
+        Metric name to its value on the test data; nothing in an evaluator.
     """
     # Here and not at the top: a mistake in a config must not wait for seconds of imports.
     import keras
@@ -138,6 +139,8 @@ def train(config: Config, places: Directories, is_chief: bool) -> dict[str, floa
         verbose=training.verbose,
         shuffle=False,  # The data is shuffled already; True would only warn.
     )
+    if tfdist.detect().is_evaluator:
+        return {}  # It has evaluated every checkpoint; all else is the chief's.
     result = model.evaluate(data.test, verbose=0, return_dict=True)
     model.save(os.path.join(places.model, "model.keras"))
     if is_chief:
@@ -190,12 +193,6 @@ def _run() -> None:
     config = load(_CONFIG.value, _SET.value)
     cluster = tfdist.detect()
     logs.install(cluster)  # Marks log lines with the role of this process.
-    if cluster.is_evaluator:
-        raise UnsupportedError(
-            "a task that trains",
-            "an evaluator task, which trainer.task does not support yet",
-            "leave the evaluator out of the cluster",
-        )
     if config.output.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UnsupportedError(
             "the package tensorboard, which TensorFlow no longer brings along",

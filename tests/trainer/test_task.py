@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.support.harness import run_script
 from trainer import config
 from trainer import task
 
@@ -177,17 +178,6 @@ def test_a_mistake_is_one_line_and_code_2_at_once(train, arguments, expected):
     ("environ", "expected"),
     [
         ({"TF_CONFIG": "{"}, "TF_CONFIG"),
-        (
-            {
-                "TF_CONFIG": json.dumps(
-                    {
-                        "cluster": {"worker": ["127.0.0.1:2222"]},
-                        "task": {"type": "evaluator", "index": 0},
-                    }
-                )
-            },
-            "evaluator",
-        ),
     ],
 )
 def test_a_cluster_in_which_this_task_cannot_train_is_code_2_at_once(train, environ, expected):
@@ -228,3 +218,26 @@ def test_each_directory_is_the_first_that_is_given():
     assert task.directories(given, flags, variables) == task.Directories("m", "gs://aip/ckpt/", "l")
     empty = {"AIP_MODEL_DIR": "", "AIP_CHECKPOINT_DIR": ""}
     assert task.directories(given, {}, empty) == task.directories(given, {}, {})
+
+
+@pytest.mark.timeout(200)
+def test_on_parameter_servers_with_an_evaluator_it_trains_and_every_checkpoint_is_scored(tmp_path):
+    path = CONFIGS / "flights-ps.yaml"
+    changes = ["experiment.options.max_rows=8000", "output.checkpoint=all", "training.epochs=2"]
+    arguments = ["--config", str(path), *(word for c in changes for word in ("--set", c))]
+    arguments += ["--set", f"output.directory={tmp_path / 'run'}"]
+    run = run_script(
+        None,
+        workers=2,
+        launcher_args=["--ps", "1", "--evaluator"],
+        args=["-m", "trainer.task", *arguments],
+        timeout=180,
+        tmp_path=tmp_path,
+    )
+    assert run.code == 0, run.output
+    assert "test auc 0." in run.output
+    lines = (tmp_path / "run" / "checkpoints" / "evaluations.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
+    trained = rows(tmp_path / "run" / "logs" / "history.csv")
+    for line, row in zip(lines, trained, strict=True):
+        assert json.loads(line)["metrics"]["auc"] == pytest.approx(float(row["val_auc"]), abs=1e-4)

@@ -238,6 +238,20 @@ def test_files_do_not_know_the_number_of_shards(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("num_shards", [1, 4])
+def test_checkpoints_have_every_shard(tmp_path, num_shards):
+    path = tf.train.Checkpoint(layer=_layer(num_shards)).save(tmp_path / "c")
+    other = Embedding(ROWS, COLUMNS, num_shards=num_shards)
+    other.build()
+    tf.train.Checkpoint(layer=other).restore(path).assert_consumed()
+    np.testing.assert_array_equal(other.embeddings, _table())
+    if num_shards == 1:
+        plain = keras.layers.Embedding(ROWS, COLUMNS)
+        plain.build()
+        tf.train.Checkpoint(layer=plain).restore(path).assert_existing_objects_matched()
+        np.testing.assert_array_equal(plain.embeddings, _table())
+
+
+@pytest.mark.parametrize("num_shards", [1, 4])
 def test_training_is_that_of_keras(num_shards):
     ids = np.random.RandomState(0).randint(0, ROWS, (24, 4))
     y = np.random.RandomState(1).randn(24, 1)

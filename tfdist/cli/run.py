@@ -54,7 +54,10 @@ def run(
     ps: Annotated[int, typer.Option(help="Parameter servers; with any, a chief is added.")] = 0,
     evaluator: Annotated[bool, typer.Option("--evaluator", help="Add an evaluator.")] = False,
     max_restarts: Annotated[
-        int, typer.Option(help="Start the whole job again so often after a failure.")
+        int,
+        typer.Option(
+            help="Start the job again so often after a failure; with --ps, a lost worker alone."
+        ),
     ] = 0,
     log_dir: Annotated[
         str | None, typer.Option(help="Directory for one log file per task.")

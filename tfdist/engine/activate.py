@@ -67,10 +67,12 @@ def activate() -> None:
 def deactivate() -> None:
     """Takes the engine out; Keras is as it was imported."""
     from tfdist.engine import hooks
+    from tfdist.engine import role
     from tfdist.engine import seeds
     from tfdist.strategies import multi_worker
 
     hooks.uninstall()
+    role.answer_fit_with(None)
     for repair in repairs():
         original = getattr(getattr(repair.owner, repair.name), _MARK, None)
         if original is not None:

@@ -24,6 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import current
+from tfdist.engine import role
 from tfdist.engine import scope
 
 log = logging.getLogger("absl")
@@ -46,6 +47,9 @@ def guarded(original: Save) -> Save:
     def save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = getattr(self, "_distribute_strategy", None)
         target = _local_path(filepath)
+        if not role.trains():
+            _say_once(filepath)
+            return None
         if strategy is None:
             return original(self, filepath, *args, **kwargs)
         if not _is_chief(strategy):

@@ -58,6 +58,7 @@ def repairs() -> tuple[Repair, ...]:
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
     from keras.src.losses import loss as losses
     from keras.src.trainers.trainer import Trainer
+    from tensorflow.python.distribute.coordinator import cluster_coordinator
     from tensorflow.python.distribute.parameter_server_strategy_v2 import (
         ParameterServerStrategyV2Extended,
     )
@@ -72,8 +73,10 @@ def repairs() -> tuple[Repair, ...]:
     from tfdist.engine import on_batch as on_batches
     from tfdist.engine import randomness
     from tfdist.engine import reduction
+    from tfdist.engine import role
     from tfdist.engine import scope
     from tfdist.engine import steps
+    from tfdist.engine.servers import dispatcher
     from tfdist.engine.servers import loop as server_loop
     from tfdist.engine.servers import placement
     from tfdist.engine.servers import tables
@@ -142,7 +145,7 @@ def repairs() -> tuple[Repair, ...]:
             t,
             "fit",
             "a loop that knows one process only; counts a step too many (keras issue 20585)",
-            ours(loop.fit, server_loop.fit),
+            lambda original: role.fit(ours(loop.fit, server_loop.fit)(original)),
             "self._maybe_symbolic_build(iterator=epoch_iterator)",
         ),
         Repair(
@@ -231,6 +234,13 @@ def repairs() -> tuple[Repair, ...]:
             "gives servers as many variables, not as many bytes",
             placement.create,
             "self._variable_count % self._num_ps",
+        ),
+        Repair(
+            cluster_coordinator.WorkerPreemptionHandler,
+            "stop",
+            "waits for ever for a worker that is gone for good",
+            dispatcher.stop_recovery,
+            "with self._cluster_update_lock:",
         ),
         Repair(
             keras.Variable,

@@ -142,23 +142,24 @@ class Embedding(keras.layers.Layer):
         count = len(starts) - 1
         if count > 1:
             self._check_by_shards()
-        shards = []
+        self._shards = []
         with shards_lib.unpartitioned():
             for index, (first, end) in enumerate(zip(starts, starts[1:], strict=False)):
+                name = "embeddings" if count == 1 else f"embeddings_{index}"
                 initializer = self.embeddings_initializer
                 if count > 1:
                     initializer = shards_lib.initializer_of(initializer, shape, first, index)
                 shard = self.add_weight(
                     shape=(end - first, self.output_dim),
                     initializer=initializer,
-                    name="embeddings" if count == 1 else f"embeddings_{index}",
+                    name=name,
                     regularizer=self.embeddings_regularizer,
                     constraint=self.embeddings_constraint,
                     autocast=False,  # That would cast all rows to read a few.
                 )
                 shard._tfdist_table = True
-                shards.append(shard)
-        self._shards = shards
+                self._shards.append(shard)
+                setattr(self, f"_{name}", shard)  # tf.train.Checkpoint does not look into lists.
         self.built = True
 
     @property

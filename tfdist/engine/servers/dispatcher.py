@@ -9,6 +9,7 @@ answer that comes first counts.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import queue
 import statistics
@@ -36,6 +37,21 @@ class _Task:
     started: float | None = None
     is_done: bool = False
     tries: int = 1
+
+
+def stop_recovery(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a coordinator's `WorkerPreemptionHandler.stop` that does not wait.
+
+    The thread that waits for a lost worker holds the lock for as long: with a worker that is lost
+    for good, a process that lets go of its coordinator would never end.
+    """
+
+    @functools.wraps(original)
+    def stop(self: Any) -> None:
+        self._should_preemption_thread_run = False
+        self._cluster_due_for_update_or_finish.set()
+
+    return stop
 
 
 class Dispatcher:
