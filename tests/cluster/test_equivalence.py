@@ -130,7 +130,7 @@ def _run(name, cells, folder, timeout):
 def worlds(tmp_path_factory):
     def run(name, folder):
         cells = [cell for each, cell in CASES if name in (ALONE, each)]
-        return _run(name, dict.fromkeys(cells), folder, 290)
+        return _run(name, dict.fromkeys(cells), folder, 900)
 
     with side_by_side(run, tmp_path_factory) as reports:
         yield reports
@@ -142,12 +142,14 @@ def one_device(worlds):
     return report
 
 
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize(("name", "cell"), CASES)
 def test_a_cluster_trains_as_one_device(name, cell, worlds, one_device):
     for report in worlds(name):
         _assert_same(cell, one_device[cell], report[cell])
 
 
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("cell", ON_WORKERS)
 def test_every_worker_has_the_same_numbers(cell, worlds):
     reports = worlds("three workers")

@@ -18,6 +18,8 @@ from tests.support.worlds import side_by_side
 
 SCRIPT = Path(__file__).parent / "scripts" / "scenarios.py"
 
+pytestmark = pytest.mark.timeout(1000)
+
 SCENARIOS = (
     "sequential",
     "functional_dicts",
@@ -58,7 +60,7 @@ def worlds(tmp_path_factory):
     def run(name, folder):
         where = ("mirrored", "2") if name == "two replicas" else ()
         args = [*where, "--", *SCENARIOS, *WRONG_IN_KERAS]
-        return [report["results"] for report in reports_of(SCRIPT, name, args, folder, 280)]
+        return [report["results"] for report in reports_of(SCRIPT, name, args, folder, 900)]
 
     with side_by_side(run, tmp_path_factory) as reports:
         yield reports
@@ -70,7 +72,16 @@ def one_device(worlds):
     return results
 
 
-@pytest.fixture(scope="module", params=CLUSTERS)
+#: Two workers are in between: what goes wrong there does on three, or on two replicas.
+OFTEN = ("two replicas", "three workers")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in CLUSTERS
+    ],
+)
 def world(request, worlds):
     return worlds(request.param)
 

@@ -25,17 +25,17 @@ def _start(tmp_path, *args, workers=2, ps=1, restarts=1):
 
 
 def test_a_worker_that_is_killed_costs_nothing_and_joins_in_again(tmp_path):
-    with _start(tmp_path, "6") as job:
+    with _start(tmp_path, "5") as job:
         job.wait_for_line("epoch 1 begins", 90)
         time.sleep(0.5)
         job.kill("worker 1", signal.SIGKILL)
         run = job.wait(120)
     assert run.code == 0, run.output
     result = run.result("chief 0")
-    assert result["seen"] == [[1.0, 1.0]] * 6
+    assert result["seen"] == [[1.0, 1.0]] * 5
     # What the dead one had begun was done again, from its first step.
-    assert 6 * STEPS <= result["iterations"] <= 6 * STEPS + 8
-    assert result["epochs"] == list(range(6))
+    assert 5 * STEPS <= result["iterations"] <= 5 * STEPS + 8
+    assert result["epochs"] == list(range(5))
     assert run.output.count("tfdist run: worker 1 is process") == 2
     assert run.output.count("tfdist run: chief 0 is process") == 1
 
@@ -55,7 +55,7 @@ def test_a_worker_that_is_stopped_does_not_stop_the_others(tmp_path):
     assert "another does its steps again" in run.output
 
 
-@pytest.mark.parametrize("victim", ["ps 0", "chief 0"])
+@pytest.mark.parametrize("victim", ["ps 0", pytest.param("chief 0", marks=pytest.mark.slow)])
 def test_after_the_loss_of_a_server_training_goes_on_from_the_last_commit(victim, tmp_path):
     with _start(tmp_path, "5", str(tmp_path / "backup"), ps=2) as job:
         job.wait_for_line("epoch 3 begins", 90)

@@ -120,6 +120,7 @@ def test_a_worker_may_stop_and_die_and_come_again_and_die_for_good(tmp_path):
     assert sum("going on without it" in line for line in run.lines("chief 0")) == 2
 
 
+@pytest.mark.slow  # test_losing_machines.py does the same through `fit`
 def test_a_lost_server_starts_the_cluster_again_and_a_lost_coordinator_ends_it(tmp_path):
     source = COORDINATE + textwrap.dedent(
         """

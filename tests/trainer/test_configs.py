@@ -23,7 +23,13 @@ def commands(path: pathlib.Path) -> list[list[str]]:
 
 def test_there_are_configs():
     names = {path.stem for path in PATHS}
-    assert {"digits-single", "digits-mirrored", "digits-multiworker", "flights-single"} <= names
+    assert {
+        "digits-single",
+        "digits-mirrored",
+        "digits-multiworker",
+        "flights-single",
+        "flights-ps",
+    } <= names
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -42,6 +48,7 @@ def test_every_config_begins_with_the_commands_that_run_it(path):
         assert command[:program] in (
             ["python", "-m"],
             ["tfdist", "run", "--workers", "2", "-m"],
+            ["tfdist", "run", "--workers", "2", "--ps", "1", "-m"],
         )
         assert command[program + 1 :] == ["--config", str(path.relative_to(ROOT))]
 

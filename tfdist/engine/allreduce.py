@@ -21,6 +21,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tfdist import collectives
 from tfdist.cluster import current
 from tfdist.cluster.group import Group
+from tfdist.engine import slices as slices_lib
 from tfdist.engine.exchange import share_memory
 from tfdist.engine.replicas import is_on_cpu
 from tfdist.engine.replicas import is_several_workers
@@ -50,7 +51,7 @@ def total(tensors: list[Any], owner: Any = None, *, compress: bool = False) -> l
     sums = list(tensors)
     workers = _workers_of(tf.distribute.get_strategy())
     if slices:
-        for index, value in zip(slices, _all_reduce([tensors[i] for i in slices]), strict=True):
+        for index, value in zip(slices, _all_slices([tensors[i] for i in slices]), strict=True):
             sums[index] = value
     if dense:
         given = [tensors[i] for i in dense]
@@ -83,6 +84,15 @@ def explain(error: Exception) -> None:
 def _all_reduce(tensors: list[Any]) -> list[Any]:
     context = tf.distribute.get_replica_context()
     return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
+
+
+def _all_slices(slices: list[Any]) -> list[Any]:
+    """Returns the rows of all replicas."""
+    if is_several_workers(tf.distribute.get_strategy()):
+        return _all_reduce(slices)
+    # Within a process TensorFlow crashes where no replica has any row: each brings one of no place.
+    found = _all_reduce([slices_lib.with_nowhere(each) for each in slices])
+    return [slices_lib.without_nowhere(each) for each in found]
 
 
 _latest: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

@@ -143,13 +143,13 @@ def assert_matches_single_device(
                 ),
                 seconds=time.monotonic() - began,
             )
-        first = _first_step(alone, tasks, tolerance)
+        first = _first_step(alone, tasks[0], tolerance)
         if first is not None and first.is_range:
             # The records of a long training have gaps: run it again and record what lies between,
             # if there is time; what was found says enough without.
             with contextlib.suppress(AssertionError):
                 found = train_both("second", first.after, first.step)
-                first = _first_step(found[0], found[1], tolerance, first.after) or first
+                first = _first_step(found[0], found[1][0], tolerance, first.after) or first
     raise AssertionError(
         _message(world, alone, first, max(variables, key=len), max(histories, key=len))
     )
@@ -222,17 +222,13 @@ def _named_as(reference: dict[str, Any], values: dict[str, Any]) -> dict[str, An
 
 
 def _first_step(
-    alone: Trained, tasks: list[Trained], tolerance: Tolerance, after: int = 0
+    alone: Trained, task: Trained, tolerance: Tolerance, after: int = 0
 ) -> _FirstStep | None:
-    known = [set(task.steps.numbers()) for task in tasks]
-    for step in alone.steps.numbers():
-        if not all(step in numbers for numbers in known):
-            continue
-        expected = alone.steps.load(step)
-        for task in tasks:
-            found = _apart(expected, task.steps.load(step), tolerance)
-            if found:
-                return _FirstStep(step, after, found)
+    recorded = [n for n in alone.steps.numbers() if n in set(task.steps.numbers())]
+    for step in recorded:
+        found = _apart(alone.steps.load(step), task.steps.load(step), tolerance)
+        if found:
+            return _FirstStep(step, after, found)
         after = step
     return None
 

@@ -8,20 +8,17 @@ cuts its table itself.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
 import weakref
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.engine.replicas import is_asynchronous
+from tfdist.layers.shards import unpartitioned
 
-_local = threading.local()
 _loads: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 
 
@@ -45,21 +42,10 @@ def whole(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def _initialize(self: Any, value: Any) -> None:
-        strategy = tf.distribute.get_strategy()
-        if not is_asynchronous(strategy):
+        if not is_asynchronous(tf.distribute.get_strategy()):
             original(self, value)
             return
-        with _without_partitioner(strategy.extended):
+        with unpartitioned():
             original(self, value)
 
     return _initialize
-
-
-@contextlib.contextmanager
-def _without_partitioner(extended: Any) -> Iterator[None]:
-    partitioner = extended._variable_partitioner
-    extended._variable_partitioner = None
-    try:
-        yield
-    finally:
-        extended._variable_partitioner = partitioner

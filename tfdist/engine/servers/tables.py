@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.engine.servers import server_step
+from tfdist.layers.shards import look_up
 
 _MARK = "_tfdist_table"
 
@@ -33,16 +34,16 @@ def embedding(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def call(self: Any, inputs: Any) -> Any:
-        if server_step.current() is None or not is_table(getattr(self, "_embeddings", None)):
+        table = getattr(self, "_embeddings", None)
+        known = server_step.current() is not None and is_table(table)
+        if not known or not isinstance(inputs, tf.Tensor):
             return original(self, inputs)
-        ids = tf.cast(inputs, tf.int64)
-        unique, positions = tf.unique(tf.reshape(ids, [-1]), tf.int64)
-        table = self._embeddings._value
-        with tf.device(table.device):
-            rows = tf.gather(table, tf.identity(unique))
-        rows = tf.cast(tf.identity(rows), self.compute_dtype)
-        flat = tf.gather(rows, positions)
-        return tf.reshape(flat, tf.concat([tf.shape(ids), tf.shape(rows)[1:]], axis=0))
+        ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+        rows = look_up([table], self.name, tf.reshape(ids, [-1]))
+        shape = tf.concat([tf.shape(ids), tf.shape(rows)[1:]], axis=0)
+        rows = tf.reshape(tf.cast(rows, self.compute_dtype), shape)
+        rows.set_shape([*ids.shape, self.output_dim] if ids.shape.rank is not None else None)
+        return rows
 
     return call
 

@@ -75,6 +75,8 @@ def update_on_servers(
                 for gradient, (_, variable) in zip(arrived, dense, strict=True):
                     _update(optimizer, gradient, variable, rate_there)
                 for slices, variable in rows:
+                    if optimizer.use_ema:
+                        raise _no_averages(variable)
                     there = tf.IndexedSlices(
                         tf.identity(slices.values), tf.identity(slices.indices), variable.shape
                     )
@@ -91,6 +93,15 @@ def _update(optimizer: Any, gradient: Any, variable: Any, rate: Any) -> None:
         storage.assign(variable.constraint(storage.read_value()))
     if optimizer.use_ema:
         _average(optimizer, variable)
+
+
+def _no_averages(table: Any) -> UnsupportedError:
+    return UnsupportedError(
+        "an optimizer without use_ema for tables, whose rows it would average one by one at "
+        "different times",
+        f"use_ema=True and the table {table.path!r}",
+        "leave use_ema out",
+    )
 
 
 def _average(optimizer: Any, variable: Any) -> None:
