@@ -31,6 +31,7 @@ class EpochLogs:
     """
 
     def __init__(self, executor: Executor, callbacks: list[Any]):
+        self._execution = executor.execution
         self._metrics = executor.execution.metrics
         self._newest = callback_rules.read_every_log(callbacks)
         self._logs: dict[str, Any] = {}
@@ -68,6 +69,6 @@ class EpochLogs:
             for name, total in self._sums.items()
             if name not in known
         }
-        names = [*self._sums] or [*known]
+        names = self._execution.log_names or [*known]
         logs: dict[str, Any] = pythonify_logs({**own, **{n: known[n] for n in names if n in known}})
         return logs

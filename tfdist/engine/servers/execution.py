@@ -91,6 +91,8 @@ class Execution:
         self._seeds = [v for v in shared if "seed_generator" in v.path]
         self._graphs: dict[tuple[int, bool], Any] = {}
         self._one: Any = None
+        #: What a step returns, where that is a dict.
+        self.log_names: list[str] | None = None
         #: The metrics that are no sums, in the order of what `observed` holds for them.
         self.observers: list[Any] = []
 
@@ -151,6 +153,11 @@ class Execution:
         before = {id(variable): value for variable, value in fetched}
         with server_step.tracing(ServerStep(values)) as step, values:
             output = tree.map_structure(_read, self._step(batch))
+            if isinstance(output, dict):
+                # Metrics come back as states; every further tensor would be one more message.
+                self.log_names = list(output)
+                known = self.metrics.told(values.assigned)
+                output = {name: value for name, value in output.items() if name not in known}
         self._send(step, before)
         self.observers = [metric for metric, _ in step.observed]
         states = [values.state_mapping[id(v)] for v in self.metrics.variables]

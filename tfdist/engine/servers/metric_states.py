@@ -7,6 +7,7 @@ last value) are told on the coordinator what the step would have told them.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import keras
@@ -25,6 +26,7 @@ class MetricStates:
         self._model = model
         self.variables = [v for metric in model.metrics for v in metric.variables]
         self._ids = {id(v) for v in self.variables}
+        self._counted = [m for m in model.metrics if id(getattr(m, "count", None)) in self._ids]
         model.reset_metrics()
         self._start = [np.array(v.numpy()) for v in self.variables]
         self._sums = [value.astype(_wide(value)) for value in self._start]
@@ -47,6 +49,15 @@ class MetricStates:
         if not states:
             return tf.zeros([0], tf.float64)
         return tf.concat([tf.reshape(tf.cast(s, tf.float64), [-1]) for s in states], axis=0)
+
+    def told(self, assigned: Container[int]) -> set[str]:
+        """Returns the names of results that a step has brought up to date, inside that step.
+
+        Args:
+            assigned: Ids of the variables that it has assigned.
+        """
+        unused = {m.name for m in self._counted if id(m.count) not in assigned}
+        return set(self._model.get_metrics_result()) - unused
 
     # On the coordinator.
 
@@ -94,11 +105,7 @@ class MetricStates:
         with keras.StatelessScope(state_mapping=self._totals()):
             found: dict[str, Any] = self._model.get_metrics_result()
         totals = dict(zip(map(id, self.variables), self._sums, strict=True))
-        unused = {
-            metric.name
-            for metric in self._model.metrics
-            if id(getattr(metric, "count", None)) in totals and not totals[id(metric.count)].any()
-        }
+        unused = {metric.name for metric in self._counted if not totals[id(metric.count)].any()}
         return {name: value for name, value in found.items() if name not in unused}
 
     def _totals(self) -> list[tuple[Any, Any]]:
