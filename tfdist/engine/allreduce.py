@@ -88,9 +88,7 @@ def _all_reduce(tensors: list[Any]) -> list[Any]:
 
 def _all_slices(slices: list[Any]) -> list[Any]:
     """Returns the rows of all replicas."""
-    if is_several_workers(tf.distribute.get_strategy()):
-        return _all_reduce(slices)
-    # Within a process TensorFlow crashes where no replica has any row: each brings one of no place.
+    # TensorFlow crashes where no replica has any row: each brings one of no place.
     found = _all_reduce([slices_lib.with_nowhere(each) for each in slices])
     return [slices_lib.without_nowhere(each) for each in found]
 

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tfdist.engine import allreduce
 from tfdist.engine import current_step
+from tfdist.engine import slices
 from tfdist.engine.replicas import is_synchronous
 from tfdist.engine.servers import server_step
 from tfdist.engine.servers import updates
@@ -149,7 +150,17 @@ def _accumulate_or_update(
     def update(*gradients: Any) -> None:
         total = [g + a.value for g, a in zip(gradients, accumulators, strict=True)]
         if not summed:
-            total = allreduce.total(total, optimizer, compress=True)
+            # Keras accumulates in variables as large as the table; what travels is still rows.
+            sent = [
+                slices.rows_of(t) if isinstance(g, tf.IndexedSlices) else t
+                for g, t in zip(gradients, total, strict=True)
+            ]
+            total = [
+                slices.dense(t, variable.shape) if isinstance(t, tf.IndexedSlices) else t
+                for t, variable in zip(
+                    allreduce.total(sent, optimizer, compress=True), variables, strict=True
+                )
+            ]
         _update(optimizer, [g / steps for g in total], variables, summed=True)
         optimizer._backend_reset_gradient_accumulators()
 
