@@ -120,6 +120,7 @@ def test_a_wrong_model_fails_with_the_first_step_and_the_first_variable(kind):
     assert "code that asks for the replica" in message
 
 
+@pytest.mark.slow
 def test_dropout_and_batch_normalization_are_named_as_likely_causes():
     def model():
         return model_of(

@@ -42,7 +42,9 @@ def uncompressed(tmp_path_factory):
     return reports
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float16"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("bfloat16", marks=pytest.mark.slow), "float16"]
+)
 def compressed(request, tmp_path_factory):
     run, reports = _run(tmp_path_factory, 2, transport="tensorflow", compression=request.param)
     assert f"gradients travel through TensorFlow's ring, as {request.param}:" in run.output
