@@ -77,26 +77,24 @@ class Executor:
             number += steps
 
     def _work(self, number: int, steps: int, data: list[Any]) -> Callable[[], Outcome]:
-        self.execution.graph(steps)  # Traced here, not in the threads of workers.
-        return lambda: self.call(number, steps, data)
+        # Both are made here, not in the threads of workers: a constant that is made on a worker's
+        # device waits for that worker with the interpreter's lock held.
+        graph = self.execution.graph(steps)
+        first = number_of(number)
+        rows = [_rows(data[0].shape[1:])] * steps
+        return lambda: _outcome(rows, graph, first, data)
 
-    def call(self, number: int, steps: int, data: list[Any]) -> Outcome:
-        """Runs steps on the worker of this thread.
+    def call_listed(self, first: Any, batches: list[list[Any]]) -> Outcome:
+        """Runs steps on the worker of this thread, over batches that it has.
 
         Args:
-            number: Number of the first one.
-            steps: Number of steps.
-            data: Components of the batches, each with those of all steps stacked.
+            first: Number of the first step, as of `number_of`.
+            batches: Components of one batch after the other.
         """
-        rows = [_rows(data[0].shape[1:])] * steps
-        return _outcome(rows, self.execution.graph(steps), number, data)
-
-    def call_listed(self, number: int, batches: list[list[Any]]) -> Outcome:
-        """As `call`, with the components of one batch after the other."""
         steps = len(batches)
         data = [list(leaves) for leaves in zip(*batches, strict=True)]
         rows = [_rows(leaf.shape) for leaf in data[0]]
-        return _outcome(rows, self.execution.graph(steps, listed=True), number, data)
+        return _outcome(rows, self.execution.graph(steps, listed=True), first, data)
 
     def run(
         self,
@@ -162,8 +160,13 @@ def _rows(shape: tf.TensorShape) -> int:
     return int(shape[0]) if shape.rank else 1
 
 
-def _outcome(rows: list[int], graph: Any, number: int, data: list[Any]) -> Outcome:
-    states, outputs, observed = graph(tf.constant(number, tf.int64), *data)
+def number_of(step: int) -> Any:
+    """Returns the number of a step as graphs take it; to be called outside of workers' threads."""
+    return tf.constant(step, tf.int64)
+
+
+def _outcome(rows: list[int], graph: Any, first: Any, data: list[Any]) -> Outcome:
+    states, outputs, observed = graph(first, *data)
     return Outcome(
         rows,
         [states.numpy()],
