@@ -82,7 +82,15 @@ class Executor:
         graph = self.execution.graph(steps)
         first = number_of(number)
         rows = [_rows(data[0].shape[1:])] * steps
-        return lambda: _outcome(rows, graph, first, data)
+
+        def work() -> Outcome:
+            # A tensor keeps the copy of it on a worker, and who lets go of the tensor waits until
+            # the worker has let go, too: so it is this thread's own.
+            with tf.device(first.device):
+                own = [tf.identity(leaf) for leaf in (first, *data)]
+            return _outcome(rows, graph, own[0], own[1:])
+
+        return work
 
     def call_listed(self, first: Any, batches: list[list[Any]]) -> Outcome:
         """Runs steps on the worker of this thread, over batches that it has.
