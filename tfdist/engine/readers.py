@@ -16,9 +16,12 @@ import tensorflow as tf
 from keras import tree
 from tensorflow.python.distribute import input_lib
 from tensorflow.python.distribute.values import PerReplica
+from tensorflow.python.ops import gen_dataset_ops
 
 from tfdist.cluster import current
 from tfdist.engine.exchange import exchange
+from tfdist.engine.parcels import Packed
+from tfdist.engine.parcels import Parcels
 from tfdist.engine.replicas import is_composite
 from tfdist.engine.replicas import is_on_cpu
 from tfdist.engine.replicas import is_several_workers
@@ -191,22 +194,32 @@ class LocalReader:
 
 
 class WholeReader:
-    """Reads all of a dataset here, as one device does; its batches are structures of tensors.
+    """Reads all of a dataset here, as one device does; its batches are packed.
 
     Args:
         dataset: A `tf.data.Dataset`.
     """
 
     def __init__(self, dataset: tf.data.Dataset):
-        self._dataset = _without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
+        packed = dataset.map(Parcels(dataset.element_spec).pack)
+        self._dataset = _without_tuning(packed.prefetch(tf.data.AUTOTUNE))
         self._iterator: Any = None
 
     def start(self) -> None:
         self._iterator = iter(self._dataset)
 
-    def next(self) -> Any:
-        batch = next(self._iterator, None)
-        return None if batch is None else tree.map_structure(none_if_optional, batch)
+    def next(self) -> Packed | None:
+        # The one operation behind `next(iterator)`, which takes ten times as long in Python.
+        iterator = self._iterator
+        try:
+            tensors = gen_dataset_ops.iterator_get_next(
+                iterator._iterator_resource,
+                output_types=iterator._flat_output_types,
+                output_shapes=iterator._flat_output_shapes,
+            )
+        except tf.errors.OutOfRangeError:
+            return None
+        return Packed(*(tensor.numpy() for tensor in tensors))
 
 
 class DistributedReader:

@@ -53,8 +53,13 @@ def wide_enough(dtype: Any) -> Any:
 
 
 def none_if_optional(leaf: Any) -> Any:
-    """Returns None for an Optional: how a generator's missing weights come through tf.data."""
-    return None if isinstance(leaf, tf.experimental.Optional) else leaf
+    """Returns None for an Optional: how a generator's missing weights come through tf.data.
+
+    Args:
+        leaf: A part of a batch, or its spec.
+    """
+    is_missing = isinstance(leaf, (tf.experimental.Optional, tf.OptionalSpec))
+    return None if is_missing else leaf
 
 
 def quiet(function: Any) -> Any:

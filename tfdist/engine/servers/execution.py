@@ -19,6 +19,8 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
+from tfdist.engine.parcels import Parcels
+from tfdist.engine.replicas import none_if_optional
 from tfdist.engine.scope import optimizers_of
 from tfdist.engine.scope import parts_of
 from tfdist.engine.servers import server_step
@@ -78,7 +80,8 @@ class Execution:
     def __init__(self, model: Any, step: Callable[[Any], Any], spec: Any):
         self._strategy = model.distribute_strategy
         self._step = step
-        self._spec = spec
+        self._spec = tree.map_structure(none_if_optional, spec)
+        self.parcels = Parcels(spec)
         self.metrics = MetricStates(model)
         shared = [v for v in _read_by_steps(model) if v not in self.metrics and not is_table(v)]
         self._fetch = Fetch(shared)
@@ -99,13 +102,13 @@ class Execution:
     def graph(self, steps: int, *, listed: bool = False) -> Any:
         """Returns the concrete function of `steps` steps.
 
-        It takes the number of the first step (int64 scalar), then each component of the data, with
-        the batches of all steps stacked. It returns the states of metrics as one vector, what
+        It takes what `parcels.join` returns. It returns the states of metrics as one vector, what
         each step returned, and what each step told the metrics that are no sums.
 
         Args:
             steps: Number of steps.
-            listed: Whether a component comes as a list of one tensor a step, not stacked.
+            listed: Whether it takes the number of the first step (int64 scalar) and each component
+                of the data as a list of one tensor a step.
         """
         key = steps, listed
         if key not in self._graphs:
@@ -121,24 +124,26 @@ class Execution:
             # A function of its own, so that Python runs once, however many steps there are.
             self._one = tf.function(self._run_one, autograph=False)
         leaves = tf.nest.flatten(self._spec, expand_composites=True)
-        arguments: list[Any] = [
-            [tf.TensorSpec(leaf.shape, leaf.dtype)] * steps
-            if listed
-            else tf.TensorSpec(_stacked(leaf.shape, steps), leaf.dtype)
-            for leaf in leaves
-        ]
 
-        def run(number: Any, *data: Any) -> Any:
+        def run(number: Any, batches: list[Any]) -> Any:
             states, outputs, observed = self.metrics.start(), [], []
-            for index in range(steps):
-                states, output, seen = self._one(
-                    number + index, states, [component[index] for component in data]
-                )
+            for index, batch in enumerate(batches):
+                states, output, seen = self._one(number + index, states, batch)
                 outputs.append(output)
                 observed.append(seen)
             return self.metrics.pack(states), outputs, observed
 
-        function = tf.function(run, autograph=False)
+        def run_parcel(data: Any, texts: Any = None) -> Any:
+            return run(*self.parcels.open(data, texts, steps))
+
+        def run_listed(number: Any, *data: Any) -> Any:
+            return run(number, [[component[i] for component in data] for i in range(steps)])
+
+        if not listed:
+            function = tf.function(run_parcel, autograph=False)
+            return function.get_concrete_function(*self.parcels.signature())
+        arguments = [[tf.TensorSpec(leaf.shape, leaf.dtype)] * steps for leaf in leaves]
+        function = tf.function(run_listed, autograph=False)
         return function.get_concrete_function(tf.TensorSpec([], tf.int64), *arguments)
 
     def _run_one(self, number: Any, states: list[Any], data: list[Any]) -> Any:
@@ -193,10 +198,6 @@ def _read_by_steps(model: Any) -> list[Any]:
             rate = getattr(part, "_learning_rate", None)
             found += [v for v in (part.iterations, rate) if isinstance(v, keras.Variable)]
     return list({id(v): v for v in found}.values())
-
-
-def _stacked(shape: tf.TensorShape, steps: int) -> tf.TensorShape:
-    return tf.TensorShape([steps]).concatenate(shape) if shape.rank is not None else shape
 
 
 def _read(value: Any) -> Any:

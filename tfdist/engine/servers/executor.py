@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Iterable
@@ -9,10 +10,16 @@ from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
+from tfdist.engine.parcels import Packed
 from tfdist.engine.servers.dispatcher import Dispatcher
 from tfdist.engine.servers.execution import Execution
+
+
+#: No more data than this travels at once.
+_EXECUTION_BYTES = 2**28
 
 
 class Outcome(NamedTuple):
@@ -63,46 +70,47 @@ class Executor:
         self.execution = Execution(model, step, spec)
         self.spec = spec
         self._dispatcher = dispatcher
+        self._here = tf.constant(0).device  # In threads of workers there is another default.
 
-    def over(self, batches: Iterable[Any], size: int, number: int) -> Works:
+    def over(self, batches: Iterable[Packed], size: int, number: int) -> Works:
         """Yields executions over batches that are read here: number of steps, and the work.
 
         Args:
-            batches: Structures of tensors.
+            batches: Packed batches.
             size: Steps of an execution.
             number: Number of the first step of all, for random numbers.
         """
-        for steps, data in _grouped(batches, size):
-            yield steps, self._work(number, steps, data)
-            number += steps
+        batches = iter(batches)
+        first = next(batches, None)
+        if first is None:
+            return
+        size = min(size, max(1, _EXECUTION_BYTES // max(1, first.data.nbytes)))
+        for group in _grouped(itertools.chain([first], batches), size):
+            yield len(group), self._work(number, group)
+            number += len(group)
 
-    def _work(self, number: int, steps: int, data: list[Any]) -> Callable[[], Outcome]:
-        # Both are made here, not in the threads of workers: a constant that is made on a worker's
-        # device waits for that worker with the interpreter's lock held.
-        graph = self.execution.graph(steps)
-        first = number_of(number)
-        rows = [_rows(data[0].shape[1:])] * steps
+    def _work(self, number: int, batches: list[Packed]) -> Callable[[], Outcome]:
+        graph = self.execution.graph(len(batches))
+        arrays = [a for a in self.execution.parcels.join(number, batches) if a is not None]
+        rows = [batch.rows for batch in batches]
 
         def work() -> Outcome:
-            # A tensor keeps the copy of it on a worker, and who lets go of the tensor waits until
-            # the worker has let go, too: so it is this thread's own.
-            with tf.device(first.device):
-                own = [tf.identity(leaf) for leaf in (first, *data)]
-            return _outcome(rows, graph, own[0], own[1:])
+            return _outcome(rows, graph, [self._own(array) for array in arrays])
 
         return work
 
-    def call_listed(self, first: Any, batches: list[list[Any]]) -> Outcome:
+    def call_listed(self, number: int, batches: list[list[Any]]) -> Outcome:
         """Runs steps on the worker of this thread, over batches that it has.
 
         Args:
-            first: Number of the first step, as of `number_of`.
+            number: Number of the first step.
             batches: Components of one batch after the other.
         """
         steps = len(batches)
         data = [list(leaves) for leaves in zip(*batches, strict=True)]
         rows = [_rows(leaf.shape) for leaf in data[0]]
-        return _outcome(rows, self.execution.graph(steps, listed=True), first, data)
+        first = self._own(np.array(number, np.int64))
+        return _outcome(rows, self.execution.graph(steps, listed=True), [first, *data])
 
     def run(
         self,
@@ -155,6 +163,17 @@ class Executor:
         finally:
             works.close()
 
+    def _own(self, array: np.ndarray) -> Any:
+        """Returns a tensor for this thread alone, which is a worker's.
+
+        A tensor that was sent keeps its copy on the worker, and who lets go of it waits until the
+        worker has let go, too: with a worker that is stopped, that must be the thread that waits
+        for that worker anyway. It is made on the coordinator: made on a worker's device, a constant
+        waits for that worker with the interpreter's lock held.
+        """
+        with tf.device(self._here):
+            return tf.constant(array)
+
     def _note(self, outcome: Outcome) -> None:
         metrics = self.execution.metrics
         for states in outcome.states:
@@ -168,13 +187,8 @@ def _rows(shape: tf.TensorShape) -> int:
     return int(shape[0]) if shape.rank else 1
 
 
-def number_of(step: int) -> Any:
-    """Returns the number of a step as graphs take it; to be called outside of workers' threads."""
-    return tf.constant(step, tf.int64)
-
-
-def _outcome(rows: list[int], graph: Any, first: Any, data: list[Any]) -> Outcome:
-    states, outputs, observed = graph(first, *data)
+def _outcome(rows: list[int], graph: Any, inputs: list[Any]) -> Outcome:
+    states, outputs, observed = graph(*inputs)
     return Outcome(
         rows,
         [states.numpy()],
@@ -189,24 +203,13 @@ def _arrays(structure: Any) -> Any:
     )
 
 
-def _grouped(batches: Iterable[Any], size: int) -> Iterator[tuple[int, list[Any]]]:
-    """Yields a number of batches, `size` or 1 where they differ, and their stacked components."""
-    group: list[list[Any]] = []
-
-    def alike(a: list[Any], b: list[Any]) -> bool:
-        return all(x.shape == y.shape for x, y in zip(a, b, strict=True))
-
-    def alone() -> Iterator[tuple[int, list[Any]]]:
-        for flat in group:
-            yield 1, [tf.expand_dims(leaf, 0) for leaf in flat]
-
+def _grouped(batches: Iterable[Packed], size: int) -> Iterator[list[Packed]]:
+    """Yields groups of `size`; of what is left, each alone: another size is another graph."""
+    group: list[Packed] = []
     for batch in batches:
-        flat = tf.nest.flatten(batch, expand_composites=True)
-        if group and not alike(group[0], flat):
-            yield from alone()
-            group = []
-        group.append(flat)
+        group.append(batch)
         if len(group) == size:
-            yield size, [tf.stack(leaves) for leaves in zip(*group, strict=True)]
+            yield group
             group = []
-    yield from alone()
+    for batch in group:
+        yield [batch]

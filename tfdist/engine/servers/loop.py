@@ -37,7 +37,7 @@ from tfdist.errors import ConfigError
 from tfdist.errors import UnsupportedError
 
 #: Steps of an execution, unless `steps_per_execution` says more.
-STEPS = 8
+STEPS = 16
 _EXECUTORS = "_tfdist_executors"
 
 

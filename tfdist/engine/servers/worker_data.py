@@ -15,7 +15,6 @@ from tensorflow.python.distribute.coordinator import values as per_worker
 from tfdist.engine.servers.executor import Executor
 from tfdist.engine.servers.executor import Outcome
 from tfdist.engine.servers.executor import Works
-from tfdist.engine.servers.executor import number_of
 
 #: A worker whose data has ended is asked again that often, until all have ended.
 _ENDED_SECONDS = 0.05
@@ -91,7 +90,6 @@ class WorkerData:
         self, executor: Executor, number: int, steps: int, pull: Any, ended: _Ended
     ) -> Callable[[], Outcome]:
         iterators = self._iterators
-        numbers = [number_of(number + index) for index in range(steps)]
 
         def work() -> Outcome:
             worker = coordinator_context.get_current_dispatch_context().worker_index
@@ -99,10 +97,10 @@ class WorkerData:
             there, batches = pull(iterator)
             found = int(there.numpy())
             if found == steps:
-                return executor.call_listed(numbers[0], batches)
+                return executor.call_listed(number, batches)
             ended.note(worker)
             outcomes = [
-                executor.call_listed(numbers[index], [batch])
+                executor.call_listed(number + index, [batch])
                 for index, batch in enumerate(batches[:found])
             ]
             if not outcomes and not ended.everywhere:
