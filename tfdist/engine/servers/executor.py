@@ -17,7 +17,6 @@ from tfdist.engine.parcels import Packed
 from tfdist.engine.servers.dispatcher import Dispatcher
 from tfdist.engine.servers.execution import Execution
 
-
 #: No more data than this travels at once.
 _EXECUTION_BYTES = 2**28
 
