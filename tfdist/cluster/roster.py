@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import collections
 import logging
+import os
 from typing import Any
 from typing import Literal
 
+from tfdist.cluster import notice
 from tfdist.cluster import words
 from tfdist.cluster.topology import WORKER
 from tfdist.cluster.topology import Cluster
@@ -97,6 +99,8 @@ class Roster:
         elif kind == "silent":
             self.silent.add(task)
             self._say(task, "says nothing")
+            if self._me == self._cluster.chief:
+                notice.report_silence(os.environ, task)
         elif kind == "heard":
             self.silent.discard(task)
             self._say(task, "can be heard again")

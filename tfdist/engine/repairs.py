@@ -62,6 +62,7 @@ def repairs() -> tuple[Repair, ...]:
     from tensorflow.python.distribute.parameter_server_strategy_v2 import (
         ParameterServerStrategyV2Extended,
     )
+    from tensorflow.python.eager import context
 
     from tfdist.engine import alone
     from tfdist.engine import build
@@ -77,6 +78,7 @@ def repairs() -> tuple[Repair, ...]:
     from tfdist.engine import scope
     from tfdist.engine import steps
     from tfdist.engine.servers import dispatcher
+    from tfdist.engine.servers import functions
     from tfdist.engine.servers import loop as server_loop
     from tfdist.engine.servers import placement
     from tfdist.engine.servers import tables
@@ -241,6 +243,27 @@ def repairs() -> tuple[Repair, ...]:
             "waits for ever for a worker that is gone for good",
             dispatcher.stop_recovery,
             "with self._cluster_update_lock:",
+        ),
+        Repair(
+            context.Context,
+            "remove_function",
+            "waits for every worker, also for one that is stopped",
+            functions.removed_later,
+            "pywrap_tfe.TFE_ContextRemoveFunction(self._handle, name)",
+        ),
+        Repair(
+            context.Context,
+            "add_function_def",
+            "waits for every worker with the interpreter's lock held",
+            functions.added_definition,
+            "pywrap_tfe.TFE_ContextAddFunctionDef(",
+        ),
+        Repair(
+            context.Context,
+            "add_c_function",
+            "as above",
+            functions.added,
+            "pywrap_tfe.TFE_ContextAddFunction(self._handle, c_func)",
         ),
         Repair(
             keras.Variable,

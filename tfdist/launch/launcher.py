@@ -11,7 +11,7 @@ What it takes care of, and where:
 | lines under the task's name, logs | `output` |
 | who failed first, who is stopped when | `supervisor` |
 | what the failure of a task means | `policy` |
-| how the evaluator learns that training has ended | `notice` |
+| what launcher and tasks tell each other | `notice` |
 | nothing of the job outlives it, even if this process is killed | `guard`, `bootstrap` |
 
 A job of several tasks gets prefixed lines and an empty standard input. A job of one task is shown
@@ -35,8 +35,10 @@ from io import FileIO
 from pathlib import Path
 from typing import IO
 
+from tfdist.cluster.notice import SILENT_TASKS
 from tfdist.cluster.notice import TRAINING_ENDED
-from tfdist.cluster.notice import EndNotice
+from tfdist.cluster.notice import Notices
+from tfdist.cluster.topology import CHIEF
 from tfdist.cluster.topology import EVALUATOR
 from tfdist.cluster.topology import Task
 from tfdist.errors import ConfigError
@@ -137,10 +139,10 @@ class _Job:
         processes: list[TaskProcess] = []
         outcome: Outcome | None = None
         with contextlib.ExitStack() as stack:
-            notice = stack.enter_context(EndNotice()) if self._spec.evaluator else None
+            notices = stack.enter_context(Notices())
 
             def start(task: Task) -> TaskProcess:
-                processes.append(self._start(task, job_id, notice, pump))
+                processes.append(self._start(task, job_id, notices, pump))
                 _register(registry, f"session {processes[-1].pid}")
                 return processes[-1]
 
@@ -151,7 +153,7 @@ class _Job:
                 for task in self._spec.tasks:
                     start(task)
                 supervisor = Supervisor(
-                    processes, self._policy, start, notice, received, self._spec.grace, say
+                    processes, self._policy, start, notices, received, self._spec.grace, say
                 )
                 outcome = supervisor.run()
             finally:
@@ -162,7 +164,7 @@ class _Job:
                 _drain(pump, received, hurry=outcome is None or outcome.signal is not None)
         return outcome
 
-    def _start(self, task: Task, job_id: str, notice: EndNotice | None, pump: Pump) -> TaskProcess:
+    def _start(self, task: Task, job_id: str, notices: Notices, pump: Pump) -> TaskProcess:
         alone = len(self._spec.tasks) == 1
         incarnation = Incarnation(self._starts[task], job_id, self._addresses)
         self._starts[task] += 1
@@ -170,8 +172,10 @@ class _Job:
         output = TaskOutput(task, position, labelled=not alone, log=self._logs.get(task))
         output.begin(incarnation.number)
         environ = child_environment(self._environ, incarnation, task, self._spec.rendezvous_timeout)
-        if notice is not None and task.type == EVALUATOR:
-            environ[TRAINING_ENDED] = notice.path
+        if task.type == EVALUATOR:
+            environ[TRAINING_ENDED] = notices.training_ended
+        elif task.type == CHIEF:
+            environ[SILENT_TASKS] = notices.silent_tasks
         try:
             process = TaskProcess(task, self._spec.command, environ, output, stdin=alone)
         except OSError as error:

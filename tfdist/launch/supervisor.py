@@ -6,6 +6,8 @@
 - When the tasks that train have ended with 0, those that serve them are stopped after a while, and
   that is no failure: servers (`ps`, and `worker` beside a `ps`) and the evaluator. An evaluator
   that has heard the news (`notice`) is given the time it needs.
+- A worker beside a `ps` that says nothing any more (it is stopped, its disk hangs) is killed: as
+  long as it is there, TensorFlow waits for it wherever it tells all workers something.
 - A signal to the launcher goes to all tasks. Who is left after `grace` is killed; a second signal
   kills at once.
 """
@@ -18,7 +20,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence
 
-from tfdist.cluster.notice import EndNotice
+from tfdist.cluster.notice import Notices
 from tfdist.cluster.topology import CHIEF
 from tfdist.cluster.topology import EVALUATOR
 from tfdist.cluster.topology import PS
@@ -70,7 +72,7 @@ class Supervisor:
         processes: All tasks of the job, started.
         policy: Decides what the failure of a task means.
         start: Starts a task again.
-        notice: Where the evaluator learns that training has ended, or None without one.
+        notices: What tasks and launcher tell each other.
         inbox: Signals of the launcher.
         grace: Seconds that tasks get to end by themselves after a failure or a signal.
         say: Shows a line.
@@ -81,7 +83,7 @@ class Supervisor:
         processes: Sequence[TaskProcess],
         policy: Policy,
         start: Callable[[Task], TaskProcess],
-        notice: EndNotice | None,
+        notices: Notices,
         inbox: Inbox,
         grace: float,
         say: Callable[[str], None],
@@ -89,7 +91,7 @@ class Supervisor:
         self._processes = list(processes)
         self._policy = policy
         self._start = start
-        self._notice = notice
+        self._notices = notices
         self._inbox = inbox
         self._grace = grace
         self._say = say
@@ -102,6 +104,7 @@ class Supervisor:
         """Returns when every task has ended."""
         while True:
             self._take_signals()
+            self._kill_stuck()
             self._notice_ends()
             self._start_due()
             if not self._running and not self._coming:
@@ -136,6 +139,13 @@ class Supervisor:
                 process.stopped = True
                 process.term_at = None
                 process.kill_at = now + self._grace
+
+    def _kill_stuck(self) -> None:
+        for task in self._notices.fallen_silent():
+            for process in self._running:
+                if process.task == task and not process.stopped:
+                    self._say(f"{task} says nothing any more; killing it (SIGKILL)")
+                    process.signal_group(signal.SIGKILL)
 
     def _notice_ends(self) -> None:
         ended = [process for process in self._processes if process.poll()]
@@ -190,8 +200,7 @@ class Supervisor:
         if CHIEF in roles or (WORKER in roles and not has_servers):
             return
         self._coming = {t: at for t, at in self._coming.items() if t.type == EVALUATOR}
-        if self._notice is not None:
-            self._notice.give()
+        self._notices.tell_end()
         for process in self._running:
             evaluates = process.task.type == EVALUATOR
             self._schedule_stop(process, EVALUATOR_SECONDS if evaluates else SERVER_SECONDS)
@@ -224,6 +233,6 @@ class Supervisor:
 
     def _is_at_its_last(self, process: TaskProcess) -> bool:
         """Whether it is an evaluator that knows that training has ended."""
-        if process.task.type != EVALUATOR or self._failed is not None or self._notice is None:
+        if process.task.type != EVALUATOR or self._failed is not None:
             return False
-        return self._notice.was_heard
+        return self._notices.end_was_heard

@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 
+from tfdist.engine.servers import functions
 from tfdist.errors import PeerLostError
 
 log = logging.getLogger("absl")
@@ -67,6 +68,7 @@ class Dispatcher:
     """
 
     def __init__(self, strategy: Any, limit_seconds: float | None = None):
+        functions.begin()
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self.workers = int(strategy.extended._num_workers)
         self._limit = limit_seconds
