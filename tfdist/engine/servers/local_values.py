@@ -23,7 +23,7 @@ class LocalValues(keras.StatelessScope):
     """
 
     def __init__(self, values: Iterable[tuple[Any, Any]]):
-        super().__init__(initialize_variables=False)
+        super().__init__(collect_losses=True, initialize_variables=False)
         self.assigned: dict[int, Any] = {}
         self._watched: dict[int, _Watched] = {}
         for variable, value in values:
@@ -35,7 +35,10 @@ class LocalValues(keras.StatelessScope):
         watched = self._watched.get(id(variable))
         if watched is not None:
             pywrap_tfe.TFE_Py_TapeVariableAccessed(watched)
-        return super().get_current_value(variable)
+        value = super().get_current_value(variable)
+        if value is None and variable.regularizer is not None:
+            return variable._value  # A table: Keras's penalty asks here, and takes no None.
+        return value
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, _ = update

@@ -7,6 +7,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+from keras.src.backend.common import global_state
+
 from tfdist.engine.servers.local_values import LocalValues
 
 _local = threading.local()
@@ -41,3 +44,18 @@ def tracing(step: ServerStep) -> Iterator[ServerStep]:
         yield step
     finally:
         _local.step = outer
+
+
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """Leaves the step that is being traced, to make variables that stay."""
+    step, scope = current(), global_state.get_global_attribute("stateless_scope")
+    strategy = tf.distribute.get_strategy()
+    _local.step = None
+    global_state.set_global_attribute("stateless_scope", None)
+    try:
+        with tf.init_scope(), strategy.scope():
+            yield
+    finally:
+        _local.step = step
+        global_state.set_global_attribute("stateless_scope", scope)

@@ -19,6 +19,7 @@ from tfdist.engine.servers.packing import Packer
 from tfdist.engine.servers.server_step import ServerStep
 from tfdist.errors import UnsupportedError
 from tfdist.optimizers.row_sparse import apply_rows
+from tfdist.optimizers.wrapper import RowSparse
 
 
 def apply(optimizer: Any, gradients: list[Any], variables: list[Any], step: ServerStep) -> None:
@@ -41,7 +42,8 @@ def apply(optimizer: Any, gradients: list[Any], variables: list[Any], step: Serv
             "use larger batches instead",
         )
     step.applied.update((id(variable), variable) for variable in variables)
-    gradients = optimizer._clip_gradients(gradients)
+    # Keras makes a dense gradient of the whole table to clip its rows.
+    gradients = RowSparse(optimizer)._clip_gradients(gradients)
     # An optimizer's own part of the step (Nadam's running product) comes before the servers' part.
     optimizer._backend_update_step(gradients, variables, optimizer.learning_rate)
 
