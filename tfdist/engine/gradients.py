@@ -65,8 +65,7 @@ def build_first(original: Callable[..., Any]) -> Callable[..., Any]:
         if server_step.current() is not None and trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             if not self.built:
-                with server_step.outside():
-                    self.build(trainable_variables)
+                server_step.outside(lambda: self.build(trainable_variables))
         original(self, grads, trainable_variables)
 
     return apply

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
+import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 
 
@@ -41,9 +42,14 @@ class LocalValues(keras.StatelessScope):
         return value
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        variable, _ = update
+        variable, value = update
         self.assigned[id(variable)] = variable
-        super().add_update(update)
+        watched = self._watched.get(id(variable))
+        if watched is not None:
+            # As with a variable: what is read from now on has a gradient, its new value has none.
+            read = watched.handle
+            value = tf.stop_gradient(value) + (read - tf.stop_gradient(read))
+        super().add_update((variable, value))
 
     def source(self, variable: Any) -> Any:
         """Returns the tensor that was read for a trainable variable, or the variable itself."""
