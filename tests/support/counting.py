@@ -1,9 +1,9 @@
 """Imported by scripts under test: a model of ids, and a metric that knows which it was given.
 
-    from counting import Counts, model_of_ids, seen
-    model = model_of_ids(509, "adam", metrics=[Counts(509)])
-    history = model.fit(ids, ids)
-    assert seen(history) == [[1.0, 1.0]]
+from counting import Counts, model_of_ids, seen
+model = model_of_ids(509, "adam", metrics=[Counts(509)])
+history = model.fit(ids, ids)
+assert seen(history) == [[1.0, 1.0]]
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class Largest(keras.metrics.Metric):
         return keras.ops.copy(self.value)
 
 
-class Own(keras.Model):
-    """A train_step of the user's own."""
+class OneLayer(keras.Model):
+    """For those that write a train_step."""
 
     def __init__(self):
         super().__init__()
@@ -68,6 +68,10 @@ class Own(keras.Model):
 
     def call(self, x, training=False):
         return self.dense(x)
+
+
+class Own(OneLayer):
+    """A train_step of the user's own."""
 
     def train_step(self, data):
         x, y = data
@@ -78,15 +82,8 @@ class Own(keras.Model):
         return {"loss": loss, "twice": 2 * loss}
 
 
-class Guide(keras.Model):
+class Guide(OneLayer):
     """The train_step of Keras's guide, whose metrics hold others."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(1)
-
-    def call(self, x, training=False):
-        return self.dense(x)
 
     def train_step(self, data):
         x, y = data
@@ -140,15 +137,8 @@ class Reconstructed(keras.Model):
         return y
 
 
-class Clipped(keras.Model):
+class Clipped(OneLayer):
     """Assigns to its weights after their update."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(1)
-
-    def call(self, x):
-        return self.dense(x)
 
     def train_step(self, data):
         logs = super().train_step(data)
