@@ -45,7 +45,7 @@ def model_of(ours):
     hidden = keras.layers.Flatten()(keras.layers.Concatenate()([table(ids) for table in tables]))
     hidden = keras.layers.Dense(64, activation="relu")(hidden)  # Would be cut, too.
     model = keras.Model(ids, keras.layers.Dense(1)(hidden))
-    model.compile(keras.optimizers.Adagrad(0.2), "mse", metrics=["mae"])
+    model.compile(keras.optimizers.Adagrad(0.3), "mse", metrics=["mae"])
     return model
 
 
