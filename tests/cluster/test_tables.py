@@ -8,20 +8,24 @@ import pytest
 
 from tests.support.harness import run_script
 
-SCRIPT = Path(__file__).parent / "scripts" / "tables.py"
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def test_tables_on_two_servers_train_as_in_one_process_and_load_there(tmp_path):
+def _result(script, workers, tmp_path):
     run = run_script(
-        SCRIPT,
-        workers=1,
+        SCRIPTS / script,
+        workers=workers,
         launcher_args=["--ps", "2"],
         args=[str(tmp_path)],
         timeout=150,
         tmp_path=tmp_path,
     )
     assert run.code == 0, run.output
-    result = run.result("chief 0")
+    return run.result("chief 0")
+
+
+def test_tables_on_two_servers_train_as_in_one_process_and_load_there(tmp_path):
+    result = _result("tables.py", 1, tmp_path)
     for devices in result["shards"]:
         assert len(devices) == 2
         assert len(set(devices)) == 2
@@ -31,6 +35,27 @@ def test_tables_on_two_servers_train_as_in_one_process_and_load_there(tmp_path):
     assert result["iterations"] == 6
     assert result["moved"] == result["touched"]
     assert result["difference"] == pytest.approx(0, abs=1e-5)
+
+
+def test_plain_keras_trains_under_a_strategy_that_cuts_variables(tmp_path, clocks):
+    clocks("supervisor.SERVER_SECONDS", 1)
+    results = _result("partitioned.py", 2, tmp_path)
+    assert set(results) == {"min size", "fixed shards"}
+    for name, parts in (("min size", [71, 70, 70]), ("fixed shards", [106, 105])):
+        result = results[name]
+        assert result["steps"] == 12 * 96 / 8
+        assert result["steps after loading"] == 13 * 96 / 8
+        assert result["loss"][-1] < 0.1 * result["loss"][0]
+        # Keras's own variables stay whole, and our table is cut as the partitioner says.
+        assert result["shapes"] == [
+            [211, 8],
+            *[[rows, 8] for rows in parts],
+            *([32, 64], [64], [64, 1], [1]),
+        ]
+        assert result["devices"] == ["/job:ps"]
+        assert result["tasks"] == ["task:0", "task:1"]
+        assert result["off"] == pytest.approx([0.0, 0.0], abs=1e-5)
+        assert result["evaluated"] == pytest.approx(result["alone"], rel=1e-5)
 
 
 def test_replicas_update_rows_as_one_device_does(tmp_path):

@@ -57,6 +57,20 @@ def apply(original: Callable[..., Any]) -> Callable[..., Any]:
     return _backend_apply_gradients
 
 
+def build_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an optimizer's `apply` that builds outside of a step what a step begins to use."""
+
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        if server_step.current() is not None and trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            if not self.built:
+                server_step.outside(lambda: self.build(trainable_variables))
+        original(self, grads, trainable_variables)
+
+    return apply
+
+
 def update(original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns an optimizer's `_backend_update_step` that runs where the variables are."""
 

@@ -57,6 +57,7 @@ def repairs() -> tuple[Repair, ...]:
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
     from keras.src.losses import loss as losses
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
     from keras.src.trainers.trainer import Trainer
     from tensorflow.python.distribute.coordinator import cluster_coordinator
     from tensorflow.python.distribute.parameter_server_strategy_v2 import (
@@ -228,6 +229,13 @@ def repairs() -> tuple[Repair, ...]:
             "_backend_update_step",
             "updates variables of parameter servers on the worker",
             gradients.update,
+        ),
+        Repair(
+            BaseOptimizer,
+            "apply",
+            "makes variables inside a step that has copies of the others",
+            gradients.build_first,
+            "self.build(trainable_variables)",
         ),
         Repair(TFOptimizer, "_var_key", "knows variables by their value", gradients.key_of),
         Repair(

@@ -26,6 +26,9 @@ Y = (X[:, :1] * 2 - X[:, 1:2] + 0.1 * rng.normal(size=(ROWS, 1))).astype("float3
 IDS = rng.integers(0, 20, size=(ROWS, 3))
 LABELS = (Y > 0).astype("float32")
 WEIGHTS = rng.uniform(0.2, 2.0, size=(ROWS,)).astype("float32")
+CITIES = np.array(["oslo", "rome", "kyiv", "lima"])[rng.integers(0, 4, size=(ROWS, 1))]
+LENGTHS = rng.integers(0, 5, size=ROWS)
+RAGGED = tf.RaggedTensor.from_row_lengths(rng.integers(0, 20, size=LENGTHS.sum()), LENGTHS)
 
 
 class Sum(keras.metrics.Metric):
@@ -56,8 +59,8 @@ class Largest(keras.metrics.Metric):
         return keras.ops.copy(self.value)
 
 
-class Own(keras.Model):
-    """A train_step of the user's own."""
+class OneLayer(keras.Model):
+    """For those that write a train_step."""
 
     def __init__(self):
         super().__init__()
@@ -66,6 +69,10 @@ class Own(keras.Model):
     def call(self, x, training=False):
         return self.dense(x)
 
+
+class Own(OneLayer):
+    """A train_step of the user's own."""
+
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
@@ -73,6 +80,71 @@ class Own(keras.Model):
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return {"loss": loss, "twice": 2 * loss}
+
+
+class Guide(OneLayer):
+    """The train_step of Keras's guide, whose metrics hold others."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss, sample_weight=tf.shape(y)[0])
+            else:
+                metric.update_state(y, y_pred)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+class Parts(keras.Model):
+    """Two optimizers, one of which is built in its first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = keras.layers.Dense(3), keras.layers.Dense(1)
+        self.other = keras.optimizers.Adam(0.05)
+
+    def call(self, x, training=False):
+        return self.second(self.first(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        variables = self.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        self.optimizer.apply(gradients[:2] + [tf.zeros_like(g) for g in gradients[2:]], variables)
+        self.other.apply(gradients[2:], variables[2:])
+        self._loss_tracker.update_state(loss, sample_weight=tf.shape(x)[0])
+        return {"loss": self._loss_tracker.result()}
+
+
+class Reconstructed(keras.Model):
+    """No targets: a layer says what the loss is."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(2, activity_regularizer="l2")
+        self.outer = keras.layers.Dense(6)
+
+    def call(self, x):
+        y = self.outer(self.inner(x))
+        self.add_loss(keras.ops.mean((x - y) ** 2))
+        return y
+
+
+class Clipped(OneLayer):
+    """Assigns to its weights after their update."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        for weight in self.trainable_variables:
+            weight.assign(keras.ops.clip(weight, -0.1, 0.1))
+        return logs
 
 
 def dense(**options):
@@ -90,10 +162,33 @@ def normalized():
     return keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(1)])
 
 
-def embedded():
+def spectral():
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(4))
+    return keras.Sequential([keras.Input((6,)), layer, keras.layers.Dense(1)])
+
+
+def combined(sparse=False):
+    ids = keras.Input((4 if sparse else None,), dtype="int64", ragged=not sparse, sparse=sparse)
+    table = tfdist.layers.Embedding(20, 4, combiner="sqrtn" if sparse else "mean")
+    return keras.Model(ids, keras.layers.Dense(1)(table(ids)))
+
+
+def of_text():
+    text = keras.Input((1,), dtype="string")
+    known = keras.layers.StringLookup(vocabulary=["oslo", "rome"])(text)
+    rows = [
+        keras.layers.Embedding(3, 4)(known),
+        keras.layers.Embedding(7, 4)(keras.layers.Hashing(7)(text)),
+        tfdist.layers.Embedding(5, 4, hash_ids=True)(text),
+    ]
+    rows = keras.layers.Flatten()(keras.layers.Concatenate()(rows))
+    return keras.Model(text, keras.layers.Dense(1)(rows))
+
+
+def embedded(**options):
     ids = keras.Input((3,), dtype="int32", name="ids")
     x = keras.Input((6,), name="x")
-    rows = keras.layers.Flatten()(keras.layers.Embedding(20, 4)(ids))
+    rows = keras.layers.Flatten()(keras.layers.Embedding(20, 4, **options)(ids))
     both = keras.layers.Concatenate()([rows, x])
     return keras.Model({"ids": ids, "x": x}, keras.layers.Dense(1)(both))
 
@@ -154,6 +249,36 @@ CELLS = {
         {"optimizer": lambda: o.SGD(0.1)},
         {"x": {"ids": IDS, "x": X}, "y": Y, "batch_size": 16},
     ),
+    "clipped rows": (
+        embedded,
+        {"optimizer": lambda: o.SGD(0.1, global_clipnorm=0.1)},
+        {"x": {"ids": IDS, "x": X}, "y": Y, "batch_size": 16},
+    ),
+    "penalty of a table": (
+        lambda: embedded(embeddings_regularizer="l2", embeddings_constraint="non_neg"),
+        {"optimizer": lambda: o.SGD(0.1)},
+        {"x": {"ids": IDS, "x": X}, "y": Y, "batch_size": 16},
+    ),
+    "ragged": (
+        combined,
+        {"optimizer": lambda: o.Adagrad(0.1)},
+        {"x": lambda: batches(RAGGED, Y), "validation_data": lambda: batches(RAGGED, Y)},
+    ),
+    "sparse": (
+        lambda: combined(sparse=True),
+        {"optimizer": lambda: o.Adagrad(0.1)},
+        {"x": lambda: batches(RAGGED.to_sparse(), Y)},
+    ),
+    "text": (of_text, {"optimizer": lambda: o.SGD(0.1)}, {"x": lambda: batches(CITIES, Y)}),
+    "spectral": (spectral, {"optimizer": lambda: o.SGD(0.05)}, {}),
+    "guide": (Guide, {"optimizer": lambda: o.SGD(0.1)}, {}),
+    "two optimizers": (Parts, {"optimizer": lambda: o.SGD(0.1), "metrics": lambda: None}, {}),
+    "added loss": (
+        Reconstructed,
+        {"optimizer": lambda: o.SGD(0.1), "loss": None, "metrics": lambda: None},
+        {"x": X, "batch_size": 16},
+    ),
+    "clipped afterwards": (Clipped, {"optimizer": lambda: o.SGD(0.1)}, {}),
     "weighted": (
         dense,
         {"optimizer": lambda: o.SGD(0.1), "weighted_metrics": ["mae"]},
@@ -212,6 +337,15 @@ CELLS = {
 }
 
 
+def inputs_of(name):
+    """Returns what to predict on."""
+    if name == "text":
+        return batches(CITIES)
+    if name in ("ragged", "sparse"):
+        return batches(RAGGED.to_sparse() if name == "sparse" else RAGGED)
+    return {"ids": IDS, "x": X} if CELLS[name][0] is embedded or "table" in name else X
+
+
 def trained(name, scope):
     make, compiled, fitted = CELLS[name]
     keras.utils.set_random_seed(3)
@@ -220,6 +354,9 @@ def trained(name, scope):
         key: value() if key in ("optimizer", "metrics") else value
         for key, value in compiled.items()
     }
+    if name == "clipped rows" and isinstance(scope, contextlib.nullcontext):
+        # Keras alone takes the norm of rows as often as the batch names them.
+        called["optimizer"] = tfdist.optimizers.RowSparse(called["optimizer"])
     fitted = {"x": lambda: batches(X, Y), "epochs": 2, **fitted}
     with scope:
         model = make()
@@ -241,7 +378,7 @@ def trained(name, scope):
         tell = lambda batch, logs: losses.append(float(logs["loss"]))  # noqa: E731
         arguments["callbacks"] = [keras.callbacks.LambdaCallback(on_train_batch_end=tell)]
     history = model.fit(**arguments, shuffle=False, verbose=0).history
-    x = {"ids": IDS, "x": X} if name == "embedded" else X
+    x = inputs_of(name)
     return {
         "history": {key: [float(v) for v in values] for key, values in history.items()},
         "weights": [w.tolist() for w in model.get_weights()],

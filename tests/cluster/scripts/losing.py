@@ -13,6 +13,9 @@ strategy = tfdist.strategy()
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from counting import Counts  # noqa: E402
+from counting import model_of_ids  # noqa: E402
+from counting import seen  # noqa: E402
 from report import report  # noqa: E402
 
 from tfdist.engine.servers import dispatcher  # noqa: E402
@@ -20,21 +23,6 @@ from tfdist.engine.servers import dispatcher  # noqa: E402
 dispatcher.PATIENCE_SECONDS = 3.0  # So that the tests need not sit through the usual 15.
 ROWS, BATCH = 509, 8
 EPOCHS = int(sys.argv[1])
-
-
-class Counts(keras.metrics.Metric):
-    """How often each example was seen."""
-
-    def __init__(self):
-        super().__init__(name="counts")
-        self.seen = self.add_variable((ROWS,), "zeros", name="seen")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        ids = tf.cast(tf.reshape(y_true, [-1]), tf.int32)
-        self.seen.assign_add(tf.reduce_sum(tf.one_hot(ids, ROWS), axis=0))
-
-    def result(self):
-        return keras.ops.copy(self.seen)
 
 
 class Talk(keras.callbacks.Callback):
@@ -60,10 +48,7 @@ data = tf.data.Dataset.from_generator(
     output_signature=(tf.TensorSpec([None, 1], tf.int64), tf.TensorSpec([None, 1], tf.float32)),
 )
 with strategy.scope():
-    ids = keras.Input((1,), dtype="int64")
-    rows = keras.layers.Flatten()(keras.layers.Embedding(ROWS, 4)(ids))
-    model = keras.Model(ids, keras.layers.Dense(1)(rows))
-    model.compile(keras.optimizers.SGD(1e-3), "mse", metrics=[Counts()])
+    model = model_of_ids(ROWS, keras.optimizers.SGD(1e-3), metrics=[Counts(ROWS)])
 
 talk = Talk()
 callbacks = [talk]
@@ -71,7 +56,7 @@ if len(sys.argv) > 2:
     callbacks.append(keras.callbacks.BackupAndRestore(sys.argv[2], delete_checkpoint=False))
 history = model.fit(data, epochs=EPOCHS, callbacks=callbacks, verbose=0)
 report(
-    seen=[[float(np.min(c)), float(np.max(c))] for c in history.history["counts"]],
+    seen=seen(history),
     iterations=int(model.optimizer.iterations),
     epochs=talk.epochs,
     start=int(os.environ.get("TFDIST_INCARNATION", 0)),

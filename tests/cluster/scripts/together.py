@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
+
 import tfdist
 
 strategy = tfdist.strategy()
@@ -9,24 +13,12 @@ strategy = tfdist.strategy()
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from counting import Counts  # noqa: E402
+from counting import model_of_ids  # noqa: E402
+from counting import seen  # noqa: E402
 from report import report  # noqa: E402
 
 ROWS = 509  # A prime: the last batch is a part of one whatever the batch size.
-
-
-class Counts(keras.metrics.Metric):
-    """How often each example was seen."""
-
-    def __init__(self):
-        super().__init__(name="counts")
-        self.seen = self.add_variable((ROWS,), "zeros", name="seen")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        ids = tf.cast(tf.reshape(y_true, [-1]), tf.int32)
-        self.seen.assign_add(tf.reduce_sum(tf.one_hot(ids, ROWS), axis=0))
-
-    def result(self):
-        return keras.ops.copy(self.seen)
 
 
 class Told(keras.callbacks.Callback):
@@ -43,23 +35,14 @@ class Told(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def build(rows=16):
+def build():
     with strategy.scope():
-        ids = keras.Input((1,), dtype="int32")
-        table = keras.layers.Embedding(ROWS, rows, embeddings_initializer="zeros")
-        hidden = keras.layers.Flatten()(table(ids))
-        model = keras.Model(ids, keras.layers.Dense(1)(hidden))
-        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=[Counts()])
-    return model
+        optimizer = keras.optimizers.Adam(0.01)
+        return model_of_ids(ROWS, optimizer, columns=16, metrics=[Counts(ROWS)])
 
 
 IDS = np.arange(ROWS)[:, None]
 TARGETS = IDS.astype("float32")
-
-
-def seen(history, key="counts"):
-    """Returns the smallest and largest number of times that an example was seen, by epoch."""
-    return [[float(np.min(c)), float(np.max(c))] for c in history.history[key]]
 
 
 def whole(context):
@@ -71,11 +54,68 @@ def endless():
     return tf.data.Dataset.from_tensor_slices((IDS, TARGETS)).repeat().batch(16)
 
 
+#: Keeps a core busy; ends with the process that it was started by.
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+
+
+@contextlib.contextmanager
+def load():
+    with subprocess.Popen([sys.executable, "-c", BUSY]) as busy:
+        try:
+            yield
+        finally:
+            busy.kill()
+
+
+def measured():
+    """Trains without moving, so that each metric has one right value, whatever the order."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(ROWS, 4)).astype("float32")
+    y = (x[:, :1] + random.normal(size=(ROWS, 1)) > 0).astype("float32")
+
+    def build(scope):
+        keras.utils.set_random_seed(5)
+        with scope:
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
+            auc = keras.metrics.AUC(name="auc")
+            metrics = ["accuracy", auc, "mae"]
+            model.compile(keras.optimizers.Adam(0.0), "binary_crossentropy", metrics=metrics)
+        return model
+
+    model = build(strategy.scope())
+    history = model.fit(x, y, batch_size=4, validation_data=(x, y), verbose=0).history
+    alone = build(contextlib.nullcontext())
+    alone.set_weights(model.get_weights())
+    return {
+        "history": history,
+        "alone": alone.evaluate(x, y, batch_size=ROWS, return_dict=True, verbose=0),
+        "iterations": int(model.optimizer.iterations),
+    }
+
+
+def learned():
+    """Trains as long here as on one device; returns both losses."""
+    random = np.random.default_rng(1)
+    x = random.normal(size=(ROWS, 4)).astype("float32")
+    y = (x @ random.normal(size=(4, 1)) + 0.5 * random.normal(size=(ROWS, 1))).astype("float32")
+    losses = []
+    for scope in (strategy.scope(), contextlib.nullcontext()):
+        with scope:
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.Adagrad(0.3), "mse")
+        model.fit(x, y, batch_size=8, epochs=3, verbose=0)
+        losses.append(model.evaluate(x, y, verbose=0))
+    return losses
+
+
 results = {}
 
-model = build()
-history = model.fit(IDS, TARGETS, batch_size=16, epochs=4, verbose=0)
-results["arrays"] = {"seen": seen(history), "iterations": int(model.optimizer.iterations)}
+with load():
+    model = build()
+    history = model.fit(IDS, TARGETS, batch_size=16, epochs=4, verbose=0)
+    results["arrays"] = {"seen": seen(history), "iterations": int(model.optimizer.iterations)}
+    results["measured"] = measured()
+results["learned"] = learned()
 
 data = tf.data.Dataset.from_tensor_slices((IDS, TARGETS)).shuffle(ROWS).batch(7)
 data = data.filter(lambda ids, targets: True)

@@ -24,6 +24,7 @@ from tfdist.engine.replicas import none_if_optional
 from tfdist.engine.scope import optimizers_of
 from tfdist.engine.scope import parts_of
 from tfdist.engine.servers import server_step
+from tfdist.engine.servers import updates
 from tfdist.engine.servers.local_values import LocalValues
 from tfdist.engine.servers.metric_states import MetricStates
 from tfdist.engine.servers.packing import Packer
@@ -80,6 +81,7 @@ class Execution:
     def __init__(self, model: Any, step: Callable[[Any], Any], spec: Any):
         self._strategy = model.distribute_strategy
         self._step = step
+        self._returns_logs = step != model.predict_step
         self._spec = tree.map_structure(none_if_optional, spec)
         self.parcels = Parcels(spec)
         self.metrics = MetricStates(model)
@@ -158,7 +160,8 @@ class Execution:
         before = {id(variable): value for variable, value in fetched}
         with server_step.tracing(ServerStep(values)) as step, values:
             output = tree.map_structure(_read, self._step(batch))
-            if isinstance(output, dict):
+            if self._returns_logs and isinstance(output, dict):
+                output = _flat(output)
                 # Metrics come back as states; every further tensor would be one more message.
                 self.log_names = list(output)
                 known = self.metrics.told(values.assigned)
@@ -170,6 +173,7 @@ class Execution:
 
     def _send(self, step: ServerStep, before: dict[int, Any]) -> None:
         """Adds to the variables on the servers what the step has added to its copies."""
+        updates.check_assigned(step)
         own = {id(v) for v in [*self._seeds, *self.metrics.variables]} | set(step.applied)
         servers: dict[str, list[tuple[Any, Any]]] = {}
         for key, variable in step.values.assigned.items():
@@ -198,6 +202,14 @@ def _read_by_steps(model: Any) -> list[Any]:
             rate = getattr(part, "_learning_rate", None)
             found += [v for v in (part.iterations, rate) if isinstance(v, keras.Variable)]
     return list({id(v): v for v in found}.values())
+
+
+def _flat(logs: dict[str, Any]) -> dict[str, Any]:
+    """Returns logs without dicts inside, as Keras tells them: of `{m.name: m.result() ...}`."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(_flat(value) if isinstance(value, dict) else {name: value})
+    return flat
 
 
 def _read(value: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
+import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 
 
@@ -23,7 +24,7 @@ class LocalValues(keras.StatelessScope):
     """
 
     def __init__(self, values: Iterable[tuple[Any, Any]]):
-        super().__init__(initialize_variables=False)
+        super().__init__(collect_losses=True, initialize_variables=False)
         self.assigned: dict[int, Any] = {}
         self._watched: dict[int, _Watched] = {}
         for variable, value in values:
@@ -35,12 +36,20 @@ class LocalValues(keras.StatelessScope):
         watched = self._watched.get(id(variable))
         if watched is not None:
             pywrap_tfe.TFE_Py_TapeVariableAccessed(watched)
-        return super().get_current_value(variable)
+        value = super().get_current_value(variable)
+        if value is None and variable.regularizer is not None:
+            return variable._value  # A table: Keras's penalty asks here, and takes no None.
+        return value
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        variable, _ = update
+        variable, value = update
         self.assigned[id(variable)] = variable
-        super().add_update(update)
+        watched = self._watched.get(id(variable))
+        if watched is not None:
+            # As with a variable: what is read from now on has a gradient, its new value has none.
+            read = watched.handle
+            value = tf.stop_gradient(value) + (read - tf.stop_gradient(read))
+        super().add_update((variable, value))
 
     def source(self, variable: Any) -> Any:
         """Returns the tensor that was read for a trainable variable, or the variable itself."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 from keras import tree
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.trainers.data_adapters import array_slicing
@@ -251,12 +252,14 @@ def predict(
     calls.on_predict_end()
     if not parts:
         raise ValueError("Expected data to predict on. Received: no batch at all.")
-    return tree.map_structure(
-        lambda *each: keras_trainer.convert_to_np_if_not_ragged(
-            keras_trainer.potentially_ragged_concat(list(each))
-        ),
-        *parts,
-    )
+    return tree.map_structure(_joined, *parts)
+
+
+def _joined(*parts: Any) -> Any:
+    whole = keras_trainer.potentially_ragged_concat(list(parts))
+    # Of one batch it is the array that came back from the worker.
+    is_array = isinstance(whole, np.ndarray)
+    return whole if is_array else keras_trainer.convert_to_np_if_not_ragged(whole)
 
 
 @_together
@@ -372,12 +375,8 @@ def _prepare(model: Any, feed: Any, *, to_train: bool = True) -> None:
 def _executor(model: Any, step: str, feed: Any) -> Executor:
     """Returns the executor of `model.<step>`, with the graphs that it has already."""
     # What a graph holds on to: `compile`, and `trainable` of a layer, may change any of it.
-    parts = (
-        model.optimizer,
-        model._compile_loss,
-        model._compile_metrics,
-        *model.trainable_variables,
-    )
+    compiled = (getattr(model, n, None) for n in ("optimizer", "_compile_loss", "_compile_metrics"))
+    parts = (*compiled, *model.trainable_variables)
     known, executors = model.__dict__.get(_EXECUTORS, ((), {}))
     if len(known) != len(parts) or any(a is not b for a, b in zip(known, parts, strict=True)):
         executors = {}

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
+
+import tensorflow as tf
+from keras.src.backend.common import global_state
 
 from tfdist.engine.servers.local_values import LocalValues
 
@@ -17,12 +21,14 @@ class ServerStep:
 
     Attributes:
         values: The step's copy of the variables.
+        before: Value of each variable when the step began, by its id.
         applied: Variables that the optimizer updates on their servers.
         observed: What metrics that are no sums were told: metric, and (arguments, keywords).
     """
 
     def __init__(self, values: LocalValues):
         self.values = values
+        self.before = dict(values.state_mapping)
         self.applied: dict[int, Any] = {}
         self.observed: list[tuple[Any, Any]] = []
 
@@ -41,3 +47,20 @@ def tracing(step: ServerStep) -> Iterator[ServerStep]:
         yield step
     finally:
         _local.step = outer
+
+
+def outside(function: Callable[[], None]) -> None:
+    """Calls `function` as if no step were being traced, so that variables it makes stay."""
+    step, scope = current(), global_state.get_global_attribute("stateless_scope")
+
+    def call(strategy: Any) -> None:
+        with tf.init_scope():
+            function()
+
+    _local.step = None
+    global_state.set_global_attribute("stateless_scope", None)
+    try:
+        tf.distribute.get_replica_context().merge_call(call)
+    finally:
+        _local.step = step
+        global_state.set_global_attribute("stateless_scope", scope)

@@ -19,6 +19,7 @@ from tfdist.engine.servers.packing import Packer
 from tfdist.engine.servers.server_step import ServerStep
 from tfdist.errors import UnsupportedError
 from tfdist.optimizers.row_sparse import apply_rows
+from tfdist.optimizers.wrapper import RowSparse
 
 
 def apply(optimizer: Any, gradients: list[Any], variables: list[Any], step: ServerStep) -> None:
@@ -40,10 +41,46 @@ def apply(optimizer: Any, gradients: list[Any], variables: list[Any], step: Serv
             f"{optimizer.gradient_accumulation_steps} steps",
             "use larger batches instead",
         )
+    _send_assigned(variables, step)
     step.applied.update((id(variable), variable) for variable in variables)
-    gradients = optimizer._clip_gradients(gradients)
+    # Keras makes a dense gradient of the whole table to clip its rows.
+    gradients = RowSparse(optimizer)._clip_gradients(gradients)
     # An optimizer's own part of the step (Nadam's running product) comes before the servers' part.
     optimizer._backend_update_step(gradients, variables, optimizer.learning_rate)
+
+
+def _send_assigned(variables: list[Any], step: ServerStep) -> None:
+    """Adds on the servers what the step has added to weights before their update."""
+    for variable in variables:
+        key = id(variable)
+        if key not in step.values.assigned:
+            continue
+        if key in step.applied or key not in step.before:
+            continue  # Of no effect: refused in the end.
+        del step.values.assigned[key]
+        change = step.values.state_mapping[key] - step.before[key]
+        with tf.device(variable._value.device):
+            variable._value.assign_add(tf.identity(change))
+
+
+def check_assigned(step: ServerStep) -> None:
+    """Refuses what would be lost.
+
+    Args:
+        step: A step that is done.
+
+    Raises:
+        UnsupportedError: It has assigned to weights after their update. Keras itself does so for
+            a constraint, which has run on the server.
+    """
+    for key, variable in step.applied.items():
+        if key in step.values.assigned and variable.constraint is None:
+            raise UnsupportedError(
+                "a step that assigns to no weight after the optimizer's update of it, which a "
+                "parameter server does",
+                f"an assignment to {variable.path!r}",
+                "give its layer a constraint, for example kernel_constraint, which runs there",
+            )
 
 
 def update_on_servers(
