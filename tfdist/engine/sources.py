@@ -55,7 +55,9 @@ class Source(Protocol):
     spec: Any
     policy: str
     seed: int | None
-    spare: bool
+
+    @property
+    def spare(self) -> bool: ...
 
     @property
     def num_batches(self) -> int | None: ...
