@@ -150,6 +150,7 @@ class Given:
         self.kind = "dataset"
         if self._ordered is not None or self._is_generator:
             self.kind = "generator" if self._is_generator else "py_dataset"
+        self._is_over = False
         self._strategy = strategy
         self._recoverable = recoverable
         self._unseeded = unseeded
@@ -226,6 +227,7 @@ class Given:
         """Begins a pass, given its number."""
         if self._ordered is not None:
             self._ordered.turn_to(epoch)
+        self._is_over = False
         self._reader.start()
 
     def spare_iterator(self) -> None:
@@ -234,7 +236,7 @@ class Given:
 
     def next(self) -> Any:
         """Returns the next batch, or None at the end of the pass."""
-        return self._reader.next()
+        return None if self._is_over else self._reader.next()
 
     def saved(self) -> bytes | None:
         """Returns the state of the iterator that is read, where one is needed and can be saved."""
@@ -246,9 +248,12 @@ class Given:
             self._ordered.turn_to(epoch, max(0, batch))
             self._reader.start()
             return
-        # What shuffles anew for every iterator is only in its order after as many of them: also
-        # where the state is known, which at the end of a pass holds nothing of its shuffles.
-        for _ in range(iterators - 1 if state is not None else iterators):
+        self._is_over = batch > 0 and batch == self.cardinality
+        if self._is_over:
+            state, batch = None, 0
+        # What shuffles anew for every iterator is only in its order after as many of them. One more
+        # is made where a state is put back.
+        for _ in range(iterators - 2 if state is not None else iterators):
             self._reader.start()
         if state is not None:
             self._reader.restore(batch, state)
