@@ -205,6 +205,14 @@ def test_a_tfds_split_is_read_by_record(tmp_path, monkeypatch):
         shards("tfds:squares/valid")
 
 
+def test_a_dataset_of_weights_has_one_shape_and_gives_filling_the_weight_nothing():
+    own = np.full(21, 2.0, "float32")
+    batches = list(shards((np.arange(21), np.arange(21), own)).to_dataset())
+    assert [batch[0].shape[0] for batch in batches] == [16, 16]
+    weights = np.concatenate([weight for _, _, weight in batches])
+    assert weights.tolist() == [2.0] * 21 + [0.0] * 11
+
+
 def test_explain_counts_what_each_worker_takes(capsys):
     text = data.explain(shards(np.arange(1003), global_batch_size=64, shuffle=True, seed=1), 3)
     assert capsys.readouterr().out.strip() == text

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import secrets
+import zlib
 from collections.abc import Callable
 from typing import Any
 from typing import Protocol
@@ -16,11 +18,13 @@ from tfdist.data.parts import Place
 from tfdist.data.sharded import Sharded
 from tfdist.data.sharded import with_rows
 from tfdist.engine import seeds
+from tfdist.engine.exchange import exchange
 from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.replicas import is_several_workers
 from tfdist.engine.replicas import local_devices
 from tfdist.engine.shard_reader import ShardReader
 from tfdist.engine.shard_reader import has_fixed_parts
+from tfdist.errors import DisagreementError
 
 log = logging.getLogger("absl")
 
@@ -115,6 +119,29 @@ class Shards:
         for reason in data.policy_for(self.place.workers).reasons:
             log.debug("data: %s", reason)
         self._open()
+        self._compare()
+
+    def _compare(self) -> None:
+        """Makes sure that all workers were given the same data; of functions little is known."""
+        if self.place.workers == 1:
+            return
+        mine = json.dumps(self.fingerprint(), sort_keys=True)
+        found = exchange("comparing the data", 2).gather(
+            [zlib.crc32(mine.encode()), self.seed or 0]
+        )
+        if len({digest for digest, _ in found}) > 1:
+            raise DisagreementError(
+                "the same data on every worker, which takes its part of each batch itself",
+                f"other data on some; here {mine}",
+                "give tfdist.data.shard all of the data on every worker, or a dataset_fn(context) "
+                "that reads the part of context.input_pipeline_id",
+            )
+        if len({seed for _, seed in found}) > 1:
+            raise DisagreementError(
+                "one seed of the data on all workers",
+                f"{[seed for _, seed in found]}",
+                "pass the same seed= to tfdist.data.shard on every worker",
+            )
 
     def _open(self) -> None:
         self._part = self._data.part(self.place, self.seed or 0)
