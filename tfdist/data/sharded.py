@@ -235,7 +235,7 @@ class Sharded:
             raise ConfigError(
                 "x, (x, y) or (x, y, sample_weight) of dense tensors", f"{self.whole().spec}"
             )
-        x, y, weight = (*named, None, None)[:3]
+        x, y, weight = [*named, None, None][:3]
         weights = tf.TensorSpec([self.global_batch_size], tf.float32)
 
         def batches() -> Iterator[Any]:
