@@ -248,6 +248,16 @@ def test_what_cannot_be_right_is_refused_with_a_fix(make, message, tmp_path):
         make(tmp_path)
 
 
+def test_batches_are_taken_apart_and_pieces_of_a_fixed_size_are_not():
+    numbers = tf.data.Dataset.range(30)
+    batched = shards(numbers.batch(7).prefetch(1))
+    assert batched.num_examples == 30
+    assert any("taken apart" in reason for reason in batched.reasons)
+    pieces = shards(numbers.batch(5, drop_remainder=True).map(lambda x: x), remainder="partial")
+    assert [batch.shape for batch in pieces] == [(6, 5)]
+    assert any("single examples" in reason for reason in pieces.reasons)
+
+
 def test_a_dataset_function_that_ignores_its_worker_is_refused():
     sharded = shards(lambda context: tf.data.Dataset.range(ROWS))
     assert read(sharded) == read(shards(tf.data.Dataset.range(ROWS)))

@@ -245,7 +245,7 @@ class Sharded:
             part = self.part(place, self._own_seed())
             for data in part.iterator(epoch):
                 data, mask = pad(data, self.global_batch_size)
-                parts = data if type(spec) is tuple else (data,)
+                parts: tuple[Any, ...] = data if type(spec) is tuple else (data,)
                 own = tf.cast(mask, tf.float32)
                 if weight is not None:
                     own *= tf.cast(tf.reshape(parts[2], [-1]), tf.float32)

@@ -145,6 +145,12 @@ class Shards:
 
     def _open(self) -> None:
         self._part = self._data.part(self.place, self.seed or 0)
+        first = self._part.rows(0)
+        if first is not None and not any(first[self.place.worker]):
+            log.warning(
+                "this worker reads no example: there are fewer than replicas in a batch of %d",
+                sum(map(sum, first)),
+            )
         rows = self._part.rows(0)[0][0] if has_fixed_parts(self._part) else None
         self.spec = with_rows(self._part.spec, rows)
         self._reader = ShardReader(self._strategy, self._part, self.place)
