@@ -125,16 +125,16 @@ class DatasetSource:
     def __init__(self, dataset: tf.data.Dataset, place: Place):
         dataset, notes = single(dataset)
         self._dataset = dataset
-        known = int(dataset.cardinality())
-        if known == 0:
-            raise ConfigError("at least one example", "an empty dataset")
-        if known == tf.data.INFINITE_CARDINALITY:
-            notes += ("the dataset never ends: fit needs steps_per_epoch",)
         if _own_shard(dataset, place):
             # Others have other numbers of examples.
             notes += (f"the dataset holds shard({place.workers}, {place.worker}) already",)
             self.facts = Facts("dataset_fn", notes=notes)
             return
+        known = int(dataset.cardinality())
+        if known == 0:
+            raise ConfigError("at least one example", "an empty dataset")
+        if known == tf.data.INFINITE_CARDINALITY:
+            notes += ("the dataset never ends: fit needs steps_per_epoch",)
         self.facts = Facts("dataset", examples=known if known > 0 else None, notes=notes)
 
     def examples(
