@@ -13,6 +13,8 @@ from typing import Protocol
 
 from keras.src.trainers.data_adapters import tf_dataset_adapter
 
+from tensorflow.python.framework import random_seed as program_seeds
+
 from tfdist.cluster import current
 from tfdist.data.parts import Place
 from tfdist.data.sharded import Sharded
@@ -27,8 +29,6 @@ from tfdist.engine.shard_reader import has_fixed_parts
 from tfdist.errors import DisagreementError
 
 log = logging.getLogger("absl")
-
-_drawn = 0
 
 
 class Source(Protocol):
@@ -216,11 +216,12 @@ def place_of(strategy: Any) -> Place:
 
 
 def drawn_seed() -> int:
-    """Returns a seed that all workers share: from the program's own if it has one."""
-    global _drawn
+    """Returns a seed that all workers share: from the program's own if it has one.
+
+    It then is the n-th since the program was seeded, as that of any operation of TensorFlow.
+    """
     if seeds.program_is_seeded():
-        _drawn += 1
-        text = f"{seeds.position()[0]}/feed/{_drawn}"
+        text = repr(program_seeds.get_seed(None))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
     shared = seeds.next_seed()
     return secrets.randbits(56) if shared is None else shared
