@@ -12,7 +12,6 @@ from typing import Any
 from typing import Protocol
 
 from keras.src.trainers.data_adapters import tf_dataset_adapter
-
 from tensorflow.python.framework import random_seed as program_seeds
 
 from tfdist.cluster import current
