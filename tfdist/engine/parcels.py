@@ -60,6 +60,7 @@ class Parcels:
         self._texts = [i for i, leaf in enumerate(self._leaves) if _is_text(leaf)]
         self._numbers = [i for i, leaf in enumerate(self._leaves) if not _is_text(leaf)]
         self._open = [i for i, leaf in enumerate(self._leaves) if _has_open_shape(leaf)]
+        self._pack: Any = None
         self._size = 1 + len(self._leaves)
         self._size += sum(self._leaves[i].shape.rank for i in self._open)
 
@@ -78,6 +79,13 @@ class Parcels:
         if not self._texts:
             return sizes, data
         return sizes, data, _joined([tf.reshape(leaves[i], [-1]) for i in self._texts], tf.string)
+
+    def packed(self, batch: Any) -> Packed:
+        """Returns a batch of tensors, packed at once."""
+        if self._pack is None:
+            self._pack = tf.function(self.pack, autograph=False, reduce_retracing=True)
+        tensors = self._pack(*batch) if type(self._spec) is tuple else self._pack(batch)
+        return Packed(*(tensor.numpy() for tensor in tensors))
 
     def join(self, number: int, batches: Sequence[Packed]) -> tuple[np.ndarray, np.ndarray | None]:
         """Returns the bytes of several batches, and their strings.

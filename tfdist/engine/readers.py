@@ -19,12 +19,15 @@ from tensorflow.python.distribute.values import PerReplica
 from tensorflow.python.ops import gen_dataset_ops
 
 from tfdist.cluster import current
+from tfdist.data.parts import without_tuning
+from tfdist.engine import iterators
 from tfdist.engine.exchange import exchange
 from tfdist.engine.parcels import Packed
 from tfdist.engine.parcels import Parcels
 from tfdist.engine.replicas import is_composite
 from tfdist.engine.replicas import is_on_cpu
 from tfdist.engine.replicas import is_several_workers
+from tfdist.engine.replicas import local_devices
 from tfdist.engine.replicas import none_if_optional
 from tfdist.engine.replicas import quiet
 from tfdist.engine.sparse_rows import is_split
@@ -110,8 +113,19 @@ class Reader(Protocol):
     def next(self) -> Any:
         """Returns the next batch, or None at the end."""
 
+    def skip(self) -> None:
+        """Reads a batch, or the end, and drops it."""
 
-def reader_for(strategy: Any, distributed: Any, batches: int | None, ours: bool) -> Reader:
+    def saved(self) -> bytes | None:
+        """Returns the state of what is read, or None if TensorFlow cannot save it."""
+
+    def restore(self, batches: int, state: bytes) -> None:
+        """Begins where `saved` has returned `state`, after so many batches."""
+
+
+def reader_for(
+    strategy: Any, distributed: Any, batches: int | None, ours: bool, saves: bool = False
+) -> Reader:
     """Returns the reader that suits the devices.
 
     Args:
@@ -120,8 +134,12 @@ def reader_for(strategy: Any, distributed: Any, batches: int | None, ours: bool)
         batches: Global batches in the data, the same number on every worker; -1 if it never ends,
             None if it is not known or not the same.
         ours: Whether `distributed` was made by us from a `tf.data.Dataset`.
+        saves: Whether the reader is to save its state, also where that is slower.
     """
-    if ours and is_on_cpu(strategy) and len(distributed._cloned_datasets) == 1:
+    if isinstance(distributed, tf.data.Dataset):  # The default strategy's way.
+        return LocalReader(strategy, distributed, batches)
+    suits = is_on_cpu(strategy) or saves
+    if ours and suits and len(distributed._cloned_datasets) == 1:
         return LocalReader(strategy, distributed._cloned_datasets[0], batches)
     return DistributedReader(strategy, distributed)
 
@@ -136,10 +154,10 @@ class LocalReader:
     """
 
     def __init__(self, strategy: Any, dataset: tf.data.Dataset, batches: int | None):
-        self._shares = _Shares(strategy)
+        self._shares = Shares(strategy)
         self._replicas = self._shares.local_replicas
         # While a step runs the next batch is made.
-        self._dataset = _without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
+        self._dataset = without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
         self._batches = batches
         # Batches of one fixed size, of which every replica has one until the end: nothing to ask.
         self._is_fixed = _has_fixed_size(dataset.element_spec)
@@ -150,6 +168,23 @@ class LocalReader:
     def start(self) -> None:
         self._iterator = iter(self._dataset)
         self._left = self._batches
+
+    def skip(self) -> None:
+        self._read()
+        self._count()
+
+    def saved(self) -> bytes | None:
+        return iterators.saved(self._iterator)
+
+    def restore(self, batches: int, state: bytes) -> None:
+        self.start()
+        iterators.restore(self._iterator, state)
+        for _ in range(batches):
+            self._count()
+
+    def _count(self) -> None:
+        if self._left is not None and self._left > 0:
+            self._left -= 1
 
     def next(self) -> Batch | None:
         if self._left == 0:
@@ -165,8 +200,7 @@ class LocalReader:
             if unknown and all(state == _ENDED for state, _ in everyone):
                 return None
             share = self._shares.of(rows, [rows for _, rows in everyone])
-        if self._left is not None and self._left > 0:
-            self._left -= 1
+        self._count()
         parts = [self._no_examples() if part is None else part for part in parts]
         is_fixed = self._is_fixed and all(rows)
         composite = any(map(is_composite, tree.flatten(parts[0])))
@@ -202,11 +236,22 @@ class WholeReader:
 
     def __init__(self, dataset: tf.data.Dataset):
         packed = dataset.map(Parcels(dataset.element_spec).pack)
-        self._dataset = _without_tuning(packed.prefetch(tf.data.AUTOTUNE))
+        self._dataset = without_tuning(packed.prefetch(tf.data.AUTOTUNE))
         self._iterator: Any = None
 
     def start(self) -> None:
         self._iterator = iter(self._dataset)
+
+    def skip(self) -> None:
+        next(self._iterator, None)
+
+    def saved(self) -> bytes | None:
+        return iterators.saved(self._iterator)
+
+    def restore(self, batches: int, state: bytes) -> None:
+        del batches
+        self.start()
+        iterators.restore(self._iterator, state)
 
     def next(self) -> Packed | None:
         # The one operation behind `next(iterator)`, which takes ten times as long in Python.
@@ -232,7 +277,7 @@ class DistributedReader:
 
     def __init__(self, strategy: Any, distributed: Any):
         self._strategy = strategy
-        self._shares = _Shares(strategy)
+        self._shares = Shares(strategy)
         self._distributed = distributed
         self._is_fixed = _has_fixed_size(tree.map_structure(_of_one, distributed.element_spec))
         self._iterator: Any = None
@@ -243,6 +288,15 @@ class DistributedReader:
 
     def start(self) -> None:
         self._iterator = iter(self._distributed)
+
+    def skip(self) -> None:
+        self._pull(self._iterator)
+
+    def saved(self) -> bytes | None:
+        return None
+
+    def restore(self, batches: int, state: bytes) -> None:
+        raise NotImplementedError  # `saved` gives no state.
 
     def next(self) -> Batch | None:
         optional = self._pull(self._iterator)
@@ -268,17 +322,17 @@ class DistributedReader:
 
 def even_share(strategy: Any) -> Any:
     """Returns the share of each local replica where all have as many examples."""
-    return _Shares(strategy).even
+    return Shares(strategy).even
 
 
-class _Shares:
+class Shares:
     """Shares of this process's replicas, in the form that a step takes them."""
 
     def __init__(self, strategy: Any):
         self._strategy = strategy
         self._replicas = strategy.num_replicas_in_sync
         self._group = current.group() if is_several_workers(strategy) else None
-        self.local_replicas = len(strategy.extended.worker_devices)
+        self.local_replicas = len(local_devices(strategy))
         self.even = self._tensors([1.0 / self._replicas] * self.local_replicas)
 
     def gather(self, state: int, rows: list[int]) -> list[tuple[int, list[int]]]:
@@ -321,20 +375,6 @@ class _Shares:
 
     def _tensors(self, shares: list[float]) -> Any:
         return self.per_replica([tf.constant(share, tf.float32) for share in shares])
-
-
-def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns `dataset` without tf.data's tuning thread, unless the user has asked for it.
-
-    An iterator that is deleted waits until that thread wakes from its nap, and its naps double
-    from 10 ms on: waits of 2.5, 5 and 10 s were measured at the end of an epoch, in which no other
-    iterator can be made. Without it, AUTOTUNE in the pipeline means one call for each core.
-    """
-    if dataset.options().autotune.enabled is not None:
-        return dataset
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
 
 
 def _rows(part: Any) -> int:
