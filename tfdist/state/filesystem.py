@@ -189,15 +189,19 @@ class RemoteFiles:
     renames = False
 
     def make_directory(self, path: str) -> None:
-        """Does nothing but to look at the bucket: a directory is the first part of a name."""
         with _os_errors(path):
-            self._gfile().makedirs(path)
+            if path.startswith("gs://"):
+                # There a directory is but the beginning of names. Where the bucket does not exist,
+                # `makedirs` never returns, and a file that failed takes minutes to be freed: so
+                # look before. This asks for no right but to list objects.
+                self._gfile().glob(f"{path}/{HIDDEN}nothing/*")
+            else:
+                self._gfile().makedirs(path)
 
     def names(self, path: str) -> list[str]:
-        with _os_errors(path):
-            if not self._gfile().isdir(path):
-                return []
+        with contextlib.suppress(FileNotFoundError), _os_errors(path):
             return sorted({name.rstrip("/") for name in self._gfile().listdir(path)} - {""})
+        return []
 
     def read(self, path: str) -> bytes:
         return b"".join(self.chunks(path))

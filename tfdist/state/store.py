@@ -165,9 +165,12 @@ class Store:
                 commit = OpenCommit(self._files, aside, self._commit(name))
                 yield commit
                 self._seal(commit)
-            except BaseException:
+            except BaseException as error:
                 with contextlib.suppress(OSError):
                     self._files.remove_directory(aside)
+                if isinstance(error, OSError) and error.errno == errno.ENOENT:
+                    # A newer incarnation sweeps what older ones were writing.
+                    self._fence.check()
                 raise
             finally:
                 self._open.discard(os.path.basename(aside))
@@ -293,14 +296,9 @@ class Store:
             self._fence.check()
             commit.seal()
             return
-        try:
-            commit.seal()
-            self._fence.check()
-            self._files.rename(commit.directory, commit.result.directory)
-        except FileNotFoundError:
-            # A newer incarnation sweeps what older ones were writing.
-            self._fence.check()
-            raise
+        commit.seal()
+        self._fence.check()
+        self._files.rename(commit.directory, commit.result.directory)
 
     def _sweep(self, found: Survey, thin: bool) -> None:
         """Removes what nobody needs; what is left behind in vain is left to the next time."""
