@@ -25,7 +25,8 @@ from tfdist.state.store import Store
 class StoppedFiles(LocalFiles):
     """Local files of a process that stops before its n-th call, until `go_on`."""
 
-    def __init__(self, stop_before: int):
+    def __init__(self, stop_before: int, renames: bool):
+        super().__init__(renames=renames)
         self.calls = 0
         self.stop_before = stop_before
         self.has_stopped = threading.Event()
@@ -47,18 +48,17 @@ class StoppedFiles(LocalFiles):
 
 
 def stopped(
-    directory, number: int, keep: int, act: Callable[[Store], object], meanwhile: Callable[[], None]
+    directory, number: int, renames: bool, act: Callable[[Store], object], meanwhile: Callable
 ) -> BaseException | str | None:
     """Stops `act` of a store before its `number`-th call, and lets `meanwhile` happen.
 
     Returns:
         What `act` raised, None if nothing, "too late" where it has fewer calls.
     """
-    store = Store(directory, keep=keep)
-    store.acquire()
+    store = open_store(directory, renames)
     store.write(sample(1))
     store.write(sample(2))
-    files = StoppedFiles(number)
+    files = StoppedFiles(number, renames)
     store._files = files
     assert store._fence is not None
     store._fence._files = files
@@ -83,23 +83,30 @@ def stopped(
     return raised[0]
 
 
-def each_moment(tmp_path, act, meanwhile, keep=2) -> list[BaseException | None]:
+def open_store(directory, renames: bool) -> Store:
+    store = Store(directory)
+    store._files = LocalFiles(renames=renames)
+    return store
+
+
+def each_moment(tmp_path, renames, act, meanwhile) -> list[BaseException | None]:
     """Does it once for each call at which the old writer can be stopped."""
     results = []
     for number in itertools.count(1):
         directory = tmp_path / f"run-{number}"
-        result = stopped(directory, number, keep, act, lambda d=directory: meanwhile(d))
+        result = stopped(directory, number, renames, act, lambda d=directory: meanwhile(d))
         if result == "too late":
             return results
         results.append(result)
     raise AssertionError
 
 
-def test_a_writer_stopped_at_any_moment_cannot_change_what_a_newer_one_sees(tmp_path):
+@pytest.mark.parametrize("renames", [True, False])
+def test_a_writer_stopped_at_any_moment_cannot_change_what_a_newer_one_sees(tmp_path, renames):
     seen = {}
 
     def go_on_from_there(directory):
-        store = Store(directory)
+        store = open_store(directory, renames)
         store.acquire()
         found = store.read_latest()
         assert found is not None
@@ -107,11 +114,11 @@ def test_a_writer_stopped_at_any_moment_cannot_change_what_a_newer_one_sees(tmp_
         assert_same(found[1], sample(found[0].step))
         # Nothing is written yet: the old one wakes up before.
 
-    results = each_moment(tmp_path, lambda store: store.write(sample(3)), go_on_from_there)
+    results = each_moment(tmp_path, renames, lambda store: store.write(sample(3)), go_on_from_there)
     assert len(results) > 15
     for number, result in enumerate(results, 1):
         directory = tmp_path / f"run-{number}"
-        reader = Store(directory)
+        reader = open_store(directory, renames)
         assert reader.latest() == seen[directory], f"stopped before call {number}: {result!r}"
         if seen[directory].step == 2:
             # Its commit came too late, and it was told so.
@@ -120,31 +127,35 @@ def test_a_writer_stopped_at_any_moment_cannot_change_what_a_newer_one_sees(tmp_
     assert {commit.step for commit in seen.values()} == {2, 3}
 
 
-def test_a_writer_stopped_at_any_moment_leaves_nothing_to_a_newer_one_that_commits(tmp_path):
+@pytest.mark.parametrize("renames", [True, False])
+def test_a_writer_stopped_at_any_moment_leaves_nothing_to_a_newer_one_that_commits(
+    tmp_path, renames
+):
     def commit_anew(directory):
-        store = Store(directory)
+        store = open_store(directory, renames)
         store.acquire()
         found = store.read_latest()
         assert found is not None
         store.write(sample(found[1].step + 100))
 
-    results = each_moment(tmp_path, lambda store: store.write(sample(3)), commit_anew)
+    results = each_moment(tmp_path, renames, lambda store: store.write(sample(3)), commit_anew)
     for number in range(1, len(results) + 1):
         directory = tmp_path / f"run-{number}"
-        found = Store(directory).read_latest()
+        found = open_store(directory, renames).read_latest()
         assert found is not None and found[1].step in (102, 103)
         assert_same(found[1], sample(found[1].step))
-        last = Store(directory)
+        last = open_store(directory, renames)
         last.write(sample(200))
         assert [c.step for c in last.commits()] == [200, found[1].step]
         assert len(os.listdir(directory)) == 3, os.listdir(directory)
 
 
-def test_a_writer_stopped_while_it_finishes_cannot_take_a_newer_ones_commits(tmp_path):
+@pytest.mark.parametrize("renames", [True, False])
+def test_a_writer_stopped_while_it_finishes_cannot_take_a_newer_ones_commits(tmp_path, renames):
     found = {}
 
     def go_on(directory):
-        store = Store(directory)
+        store = open_store(directory, renames)
         finished = store.finished()
         if finished is None:
             store.acquire()
@@ -155,10 +166,10 @@ def test_a_writer_stopped_while_it_finishes_cannot_take_a_newer_ones_commits(tmp
             assert latest is not None and latest[1].step == 2
             store.write(sample(3))
 
-    results = each_moment(tmp_path, lambda store: store.finish({"epochs": 1}), go_on)
+    results = each_moment(tmp_path, renames, lambda store: store.finish({"epochs": 1}), go_on)
     for number, result in enumerate(results, 1):
         directory = tmp_path / f"run-{number}"
-        reader = Store(directory)
+        reader = open_store(directory, renames)
         if found[directory] is None:
             assert isinstance(result, StaleWriterError), f"call {number}: {result!r}"
             latest = reader.latest()

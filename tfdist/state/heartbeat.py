@@ -71,7 +71,7 @@ class Heartbeat:
         self._descriptor = -1
         self._written = 0.0
         self._thread: threading.Thread | None = None
-        if files.renames:
+        if files.is_local:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             self._descriptor = os.open(self._path, flags, 0o644)
 

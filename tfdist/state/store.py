@@ -12,9 +12,9 @@
 | `finished.json` | the run has ended; nothing is left to do |
 | `.writing-...`, `.removing-...` | on its way in or out; swept by the next who writes |
 
-A commit is written under a hidden name, made durable and renamed. Object stores rename nothing:
-there the manifest, which a commit must have to count, is written last. Many may read while one
-writes. All but `latest`, `read` and `check` are quick.
+A commit is written under a hidden name, made durable and renamed. Object stores rename nothing,
+mounted ones neither: there the manifest, which a commit must have to count, is written last. Many
+may read while one writes. All but `latest`, `read` and `check` are quick.
 
 Values that live on other hosts are written there, straight into the commit:
 
@@ -126,6 +126,18 @@ class Store:
                 self._fence = fence
                 self._sweep(found, thin=False)
             return self._fence.number
+
+    def confirm(self) -> None:
+        """Makes sure that this process still is the one that writes.
+
+        Raises:
+            StaleWriterError: A newer incarnation writes here.
+            StoreError: The directory cannot be read.
+        """
+        self.acquire()
+        assert self._fence is not None
+        with self._explained("look who writes the commits"):
+            self._fence.check()
 
     def write(self, snapshot: Snapshot) -> Commit:
         """Commits `snapshot`, and removes commits that need not be kept.
