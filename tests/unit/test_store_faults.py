@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -16,6 +17,7 @@ from tests.support.states import assert_same
 from tests.support.states import sample
 from tfdist.errors import DamagedCommitError
 from tfdist.errors import StoreError
+from tfdist.state.filesystem import LocalFiles
 from tfdist.state.filesystem import mount_type
 from tfdist.state.manifest import Manifest
 from tfdist.state.store import Snapshot
@@ -44,6 +46,7 @@ DAMAGES = {
     "delete": lambda path: path.unlink(),
     "append": lambda path: path.open("ab").write(b"\n"),
     "directory": lambda path: (path.unlink(), path.mkdir()),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "link": lambda path: (shutil.move(path, path.parent.parent), path.symlink_to("/dev/null")),
 }
 
@@ -135,6 +138,41 @@ def test_a_commit_under_a_wrong_name_does_not_count(tmp_path):
     os.rename(newest.directory, tmp_path / newest.name.replace("000002", "000009"))
     commit = Store(tmp_path).latest()
     assert commit is not None and commit.step == 1
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EREMOTEIO, errno.ETIMEDOUT])
+def test_a_file_that_cannot_be_read_now_is_no_damage(tmp_path, number):
+    class Unreadable(LocalFiles):
+        def chunks(self, path):
+            if path.endswith("main.bin"):
+                raise OSError(number, os.strerror(number), path)
+            return super().chunks(path)
+
+    two_commits(tmp_path)
+    reader = Store(tmp_path)
+    reader._files = Unreadable()
+    for read in (reader.latest, reader.read_latest):
+        with pytest.raises(StoreError, match="main.bin") as error:
+            read()
+        assert not isinstance(error.value, DamagedCommitError)
+
+
+def test_a_record_that_is_removed_while_readers_look_makes_them_look_again(tmp_path):
+    class Racing(LocalFiles):
+        def names(self, path):
+            names = super().names(path)
+            if not os.path.exists(stray):
+                # Between the reader's look at the names and at the records.
+                Store(path).acquire()
+                shutil.copytree(newest, stray)
+            return names
+
+    two_commits(tmp_path)
+    newest = Store(tmp_path).commits()[0].directory
+    stray = newest.replace("step-000000002-i1-c2", "step-000000009-i1-c9")
+    reader = Store(tmp_path)
+    reader._files = Racing()
+    assert [commit.step for commit in reader.commits()] == [2, 1]
 
 
 def test_when_no_commit_is_sound_that_is_said(tmp_path, caplog):

@@ -167,8 +167,8 @@ class LocalFiles:
         return b"".join(self.chunks(path))
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        # A link in a commit would lead out of it.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        # A link in a commit would lead out of it, a pipe would be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             while piece := os.read(descriptor, CHUNK):
                 yield piece
