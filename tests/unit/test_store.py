@@ -170,8 +170,16 @@ def test_a_finished_run_leaves_its_facts_only(tmp_path):
     store.finish({"epochs": 3})
     assert Store(tmp_path).finished() == {"epochs": 3}
     assert Store(tmp_path).latest() is None
-    names = os.listdir(tmp_path)
-    assert "finished.json" in names and not any(name.startswith("step") for name in names)
+    assert os.listdir(tmp_path) == ["finished.json"]
+
+
+def test_a_store_that_has_finished_may_begin_another_run(tmp_path):
+    store = Store(tmp_path)
+    store.write(sample(1))
+    store.finish()
+    assert store.write(sample(2)).incarnation == 2
+    assert steps(Store(tmp_path)) == [2]
+    assert Store(tmp_path).finished() is None
 
 
 def test_a_finished_run_may_keep_its_commits(tmp_path):

@@ -251,6 +251,10 @@ class Fence:
         path = os.path.join(self._directory, FINISHED)
         self._files.replace(path, json.dumps(record, indent=1).encode())
 
+    def resign(self) -> None:
+        """Takes back the record of this incarnation, where `finished.json` stands for it."""
+        self._files.remove(os.path.join(self._directory, _ticket_name(self._record)))
+
     def _write(self, record: dict[str, Any]) -> None:
         path = os.path.join(self._directory, _ticket_name(record))
         self._files.replace(path, json.dumps(record, indent=1).encode())

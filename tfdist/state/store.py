@@ -273,6 +273,8 @@ class Store:
     def finish(self, facts: Mapping[str, Any] | None = None, *, keep: bool = False) -> None:
         """Notes that the run has ended, and removes its commits.
 
+        A store that writes again after that is another incarnation.
+
         Args:
             facts: What `finished` returns from now on.
             keep: Whether the commits stay.
@@ -289,6 +291,9 @@ class Store:
             self._fence.finish(kept, plain_facts.plain(facts or {}))
             # Whoever begins from here on, finds the run finished, and goes on from no commit.
             self._sweep(self._fence.check(), thin=False)
+            # `finished.json` says all that the record of this incarnation did.
+            self._fence.resign()
+            self._fence, self._count = None, 0
 
     def finished(self) -> dict[str, Any] | None:
         """Returns the facts of a run that has ended, None while it has not.
