@@ -222,7 +222,9 @@ def test_a_file_in_the_place_of_a_commit_is_passed_over(tmp_path):
     latest = Store(tmp_path).latest()
     assert latest is not None and latest.step == 1
     store.write(sample(3))
-    assert [commit.step for commit in store.commits()][0] == 3
+    store.write(sample(4))
+    assert [commit.step for commit in store.commits()] == [4, 3]
+    assert len(os.listdir(tmp_path)) == 3
 
 
 def test_when_no_commit_is_sound_that_is_said(tmp_path, caplog):
