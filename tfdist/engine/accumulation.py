@@ -58,6 +58,11 @@ class Accumulation:
                 self._run(_add_up, optimizer)
         _apart.difference_update(self._optimizers)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an update is half done."""
+        return bool(self._open())
+
     def _open(self) -> list[Any]:
         """Returns the optimizers that are in the middle of an update."""
         return [

@@ -1,0 +1,417 @@
+"""One call of `fit` as an object: where it is, and how to save and restore that.
+
+Both loops keep a `Training`. Between steps and between epochs all workers are at a boundary; who
+wants to act there is a `Watcher` among the callbacks, or registers with `Training.watch`:
+
+    class EveryHundred(Watcher):
+        def at_boundary(self, training):
+            if training.step % 100 == 0:
+                position = training.capture()       # on every worker; None but on the chief
+
+A boundary costs nothing where nobody watches.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist._version import __version__
+from tfdist.engine import callback_states
+from tfdist.engine import differences
+from tfdist.engine import plain
+from tfdist.engine import position
+from tfdist.engine import randomness_state
+from tfdist.engine import spread
+from tfdist.engine.accumulation import Accumulation
+from tfdist.engine.inventory import Entry
+from tfdist.engine.inventory import inventory
+from tfdist.engine.peers import Peers
+from tfdist.engine.position import Position
+from tfdist.engine.replicas import is_synchronous
+from tfdist.engine.replicas import strategy_name
+
+log = logging.getLogger("absl")
+
+_current: weakref.WeakKeyDictionary[Any, Training] = weakref.WeakKeyDictionary()
+#: What a worker tells of its callbacks is at most that long; else it goes on with the chief's.
+_LONGEST = 2**20
+
+
+class Watcher(keras.callbacks.Callback):
+    """A callback that acts at the boundaries of a training, after all other callbacks."""
+
+    def open(self, training: Training) -> None:
+        """Called before `on_train_begin`; here a training may be told where to go on."""
+
+    def at_boundary(self, training: Training) -> None:
+        """Called by every worker between two steps, and between two epochs."""
+
+    def close(self, training: Training) -> None:
+        """Called after `on_train_end`."""
+
+    def abandon(self) -> None:
+        """Called when training ends with an exception."""
+
+
+def of(model: Any) -> Training | None:
+    """Returns the training of `model` that is under way, or None."""
+    return _current.get(model)
+
+
+class Training:
+    """One call of `fit`.
+
+    Args:
+        model: The built model.
+        feed: Its data.
+        peers: The other workers.
+        calls: The `CallbackList`.
+        epochs: Number of the last epoch, as given to `fit`.
+
+    Attributes:
+        epoch: The epoch under way, or the next one between two epochs; from 0.
+        batch: Batches done in it.
+        step: Batches done since the beginning, those of earlier processes among them.
+        logs: What the last step returned.
+        epoch_logs: Logs of the last epoch that has ended.
+        is_over: Whether an earlier process has brought it to its end.
+        loop_state: What else the loop keeps within an epoch, fit for JSON; None but on parameter
+            servers.
+    """
+
+    def __init__(self, model: Any, feed: Any, peers: Peers, calls: Any, epochs: int):
+        self.model = model
+        self.feed = feed
+        self.peers = peers
+        self.epochs = epochs
+        self.epoch = self.batch = self.step = 0
+        self.logs: Any = {}
+        self.epoch_logs: Any = None
+        self.is_over = False
+        self.loop_state: Any = None
+        self._calls = calls
+        self._watchers = [each for each in calls.callbacks if isinstance(each, Watcher)]
+        self._states = callback_states.CallbackStates(calls.callbacks)
+        self._optimizer = differences.optimizer_facts(model) if self._watchers else []
+        self._data = differences.data_facts(feed) if self._watchers else {}
+        self._found: dict[str, Any] | None = None
+        self._arrays: Any = {}
+        self._other: set[str] = set()
+        self._tables: list[Any] = []
+
+    def __enter__(self) -> Training:
+        _current[self.model] = self
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        _current.pop(self.model, None)
+        if kind is not None:
+            for watcher in self._watchers:
+                watcher.abandon()
+
+    # What the loops call, in this order.
+
+    def open(self) -> bool:
+        """Asks watchers where to go on; returns whether there is nothing left to do."""
+        for watcher in self._watchers:
+            watcher.open(self)
+        if self.is_over:
+            self._put_variables()
+            self._put_history()
+        elif self._found is not None:
+            self._tables = callback_states.reopen_tables(
+                self._calls.callbacks, self._found["epoch"]
+            )
+        return self.is_over
+
+    def begin(self, start: int) -> int:
+        """Goes to where it is to go on; after `on_train_begin`.
+
+        Args:
+            start: The epoch to start from otherwise.
+
+        Returns:
+            The epoch to start from.
+        """
+        self.epoch = start
+        if not self._watchers:
+            return start
+        for table in self._tables:
+            table.append = False
+        self._states.begin()
+        found = self._found
+        if found is None:
+            return start
+        self._put_variables()
+        self._put_history()
+        self._put_data(self._mine(found))
+        self.epoch, self.batch, self.step = found["epoch"], found["batch"], found["step"]
+        self.logs = plain.decode(self._mine(found)["logs"])
+        self.epoch_logs = plain.decode(found["epoch_logs"])
+        if hasattr(self.model.train_function, "resume"):
+            self.model.train_function.resume(self._mine(found)["weight"])
+        self.loop_state = found["loop"]
+        self._put_own()
+        log.info("training goes on after %d steps, in epoch %d", self.step, self.epoch + 1)
+        return self.epoch
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """Whether the epoch that comes next was begun by an earlier process."""
+        return self._found is not None and self.batch > 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the earlier process was about to stop when its position was taken."""
+        return self._found is not None and bool(self._found["stop"])
+
+    def enter(self, epoch: int) -> int:
+        """Begins an epoch; after `on_epoch_begin`. Returns how many batches of it are done."""
+        if not self.is_within_epoch:
+            self._found = None
+        self.epoch = epoch
+        if self._found is None:
+            self.batch = 0
+            return 0
+        # What callbacks have done at its beginning, they had done before the position was taken.
+        self._put_variables(only_rates=True)
+        self._put_own()
+        self._found, self._arrays = None, {}
+        return self.batch
+
+    def advance(self, batches: int, logs: Any) -> None:
+        """Notes that a number of batches have been trained on."""
+        self.batch += batches
+        self.step += batches
+        self.logs = logs
+
+    def leave(self, logs: Any) -> None:
+        """Ends an epoch; after `on_epoch_end`."""
+        self.epoch += 1
+        self.batch = 0
+        self.epoch_logs = logs
+        self.loop_state = None
+        self._found, self._arrays = None, {}
+
+    def boundary(self) -> None:
+        """Lets watchers act; all workers are at the same place."""
+        for watcher in self._watchers:
+            watcher.at_boundary(self)
+
+    def close(self) -> None:
+        """Ends it; after `on_train_end`."""
+        for watcher in self._watchers:
+            watcher.close(self)
+
+    # What watchers call, on every worker at the same boundary.
+
+    def watch(self, watcher: Any) -> None:
+        """Lets a `Watcher` that is not among the callbacks act at boundaries."""
+        self._watchers.append(watcher)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody acts at boundaries."""
+        return bool(self._watchers)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker writes."""
+        return self.peers.is_chief
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether this boundary is one between two epochs."""
+        return self.batch == 0
+
+    @property
+    def is_at_last_batch(self) -> bool:
+        """Whether the epoch is known to have no more batches."""
+        return self.batch > 0 and self.batch == self.feed.num_batches
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether no update is half done: gradients are accumulated by each replica for itself."""
+        if self.is_between_epochs or not is_synchronous(self.model.distribute_strategy):
+            return True
+        return not Accumulation(self.model).is_open
+
+    def any_of(self, flag: bool) -> bool:
+        """Returns whether `flag` is set on any worker."""
+        return self.peers.any_in_step(flag)
+
+    def capture(self, *, result: bool = False) -> Position | None:
+        """Returns the position, on the chief; None on other workers. A collective.
+
+        Args:
+            result: Whether the training is over and only its result is wanted: the weights and
+                the history.
+        """
+        entries = inventory(self.model)
+        if result:
+            entries = [entry for entry in entries if entry.group == "model"]
+        more: dict[str, np.ndarray] = {}
+        own = {} if result else self._own(more)
+        records, workers, arrays = position.take(entries, self.peers, own)
+        if not self.is_chief:
+            return None
+        history = getattr(self._calls, "_history", None)
+        told = None
+        if history is not None:
+            told = plain.encode(
+                {"epoch": getattr(history, "epoch", []), "history": history.history},
+                more,
+                "history",
+            )
+        facts = {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "step": self.step,
+            "stop": bool(self.model.stop_training),
+            "epochs": self.epochs,
+            "is_result": result,
+            "entries": records,
+            "workers": workers,
+            "history": told,
+            "epoch_logs": plain.encode(self.epoch_logs),
+            "loop": self.loop_state() if callable(self.loop_state) else self.loop_state,
+            "arrays": {name: [list(a.shape), a.dtype.name] for name, a in more.items()},
+            "optimizer": self._optimizer,
+            "data": self._data,
+            "topology": self.topology,
+            "versions": _versions(),
+        }
+        return Position(self.step, facts, {**arrays, **more})
+
+    def resume(
+        self, found: Position | None, override: Iterable[str] = (), *, is_over: bool = False
+    ) -> None:
+        """Lets training go on from a position; within `Watcher.open`. A collective.
+
+        Args:
+            found: The position, on the chief; or None, to begin anew.
+            override: Parts that may be others than they were: see `differences.PARTS`.
+            is_over: Whether it is the result of a training that has ended.
+
+        Raises:
+            ConfigError: The model, its optimizer or the data are others.
+        """
+        told = None
+        if self.is_chief and found is not None:
+            told = json.dumps([found.facts, is_over])
+        text = self.peers.of_chief("where to go on", told)
+        if text is None:
+            return
+        facts, self.is_over = json.loads(text)
+        entries = inventory(self.model)
+        if self.is_over:
+            facts = {**facts, "optimizer": self._optimizer, "data": self._data, "batch": 0}
+        self._other = differences.check(
+            facts, entries, self._optimizer, self._data, tuple(override)
+        )
+        self._found = facts
+        self._arrays = found.arrays if found is not None else {}
+        if facts["versions"] != _versions():
+            log.warning(
+                "training goes on with %s; it began with %s: numbers may differ in the last digits",
+                _versions(),
+                facts["versions"],
+            )
+
+    @property
+    def topology(self) -> dict[str, Any]:
+        """Where it runs."""
+        strategy = self.model.distribute_strategy
+        group = self.peers.group
+        return {
+            "strategy": strategy_name(strategy),
+            "workers": group.size if group is not None else 1,
+            "replicas": int(strategy.num_replicas_in_sync),
+        }
+
+    # The parts of a position.
+
+    def _own(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Returns what this worker has of its own; its callbacks' arrays are put into `arrays`."""
+        states = self._states.capture(arrays)
+        if not self.is_chief and len(json.dumps(states)) > _LONGEST:
+            states = None
+        where = getattr(self.feed, "position", None)
+        return {
+            "data": plain.encode(where()) if callable(where) else None,
+            "random": randomness_state.capture(),
+            "callbacks": states,
+            "logs": plain.encode(self.logs),
+            "weight": float(getattr(self.model.train_function, "weight", 1.0)),
+        }
+
+    def _mine(self, found: dict[str, Any]) -> dict[str, Any]:
+        workers: list[dict[str, Any]] = found["workers"]
+        group = self.peers.group
+        if group is None:
+            return workers[0]
+        return workers[group.rank if self._is_same(found) else 0]
+
+    def _is_same(self, found: dict[str, Any]) -> bool:
+        keys = ("workers", "replicas")
+        return all(found["topology"][key] == self.topology[key] for key in keys)
+
+    def _put_variables(self, *, only_rates: bool = False) -> None:
+        assert self._found is not None
+        entries = inventory(self.model)
+        if only_rates:
+            entries = [entry for entry in entries if _is_rate(entry)]
+        mine = {entry.name: entry.facts for entry in entries}
+        records = [
+            record
+            for record in self._found["entries"]
+            if mine.get(record["name"]) == [record["name"], record["shape"], record["dtype"]]
+            and not (record["name"].endswith("learning_rate") and "optimizer" in self._other)
+        ]
+        position.put(entries, records, self._arrays, self.peers, self._is_same(self._found))
+
+    def _put_history(self) -> None:
+        assert self._found is not None
+        specs = [
+            (name, tuple(shape), plain.dtype_of(dtype))
+            for name, (shape, dtype) in self._found["arrays"].items()
+        ]
+        source = self._arrays
+        spreading = spread.arrays(self.peers, specs, lambda name: np.asarray(source[name]))
+        self._small = {name: np.array(value) for name, value in spreading}
+        history = getattr(self._calls, "_history", None)
+        if history is not None and self._found["history"] is not None:
+            told = plain.decode(self._found["history"], self._small)
+            history.epoch, history.history = told["epoch"], told["history"]
+            self.model.history = history
+
+    def _put_data(self, mine: dict[str, Any]) -> None:
+        assert self._found is not None
+        restore = getattr(self.feed, "restore", None)
+        if mine["data"] is not None and callable(restore) and "data" not in self._other:
+            restore(plain.decode(mine["data"]))
+
+    def _put_own(self) -> None:
+        """Restores callbacks, and generators last: who restores anything else may draw."""
+        assert self._found is not None
+        mine = self._mine(self._found)
+        states = mine["callbacks"] or self._found["workers"][0]["callbacks"]
+        self._states.restore(states, self._small)
+        self.model.stop_training = self.is_stopped
+        randomness_state.restore(mine["random"])
+
+
+def _is_rate(entry: Entry) -> bool:
+    return entry.group == "optimizer" and not entry.shape
+
+
+def _versions() -> dict[str, str]:
+    return {"tfdist": __version__, "keras": keras.__version__, "tensorflow": tf.__version__}
