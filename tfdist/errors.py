@@ -60,6 +60,18 @@ class UnsupportedError(ConfigError):
     """The installed TensorFlow, Keras or optional package cannot do what was asked."""
 
 
+class StoreError(TfdistError, OSError):
+    """What should survive cannot be written or read: no space, no permission, no such place."""
+
+
+class StaleWriterError(StoreError):
+    """A newer incarnation of this run writes here now, and this one no longer may."""
+
+
+class DamagedCommitError(StoreError):
+    """A commit is not as it was written."""
+
+
 class RendezvousError(TfdistError, TimeoutError):
     """Tasks of the cluster did not all arrive before the deadline."""
 
