@@ -20,6 +20,7 @@ from typing import Any
 from tfdist._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from tfdist import callbacks as callbacks
     from tfdist import layers as layers
     from tfdist import optimizers as optimizers
     from tfdist import testing as testing
@@ -44,7 +45,7 @@ _PUBLIC = {
     "seed": "tfdist.compose",
     "strategy": "tfdist.compose",
 }
-_MODULES = ("layers", "optimizers", "testing")
+_MODULES = ("callbacks", "layers", "optimizers", "testing")
 
 __all__ = ["__version__", *_PUBLIC, *_MODULES]
 

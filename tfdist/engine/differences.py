@@ -25,9 +25,11 @@ def optimizer_facts(model: Any) -> list[Any]:
 
 def data_facts(feed: Any) -> dict[str, Any]:
     """Returns what tells the data from other data, fit for JSON."""
-    facts = {key: value for key, value in prepare.data_facts(feed).items()} if hasattr(
-        feed, "cardinality"
-    ) else {"steps_per_epoch": feed.steps}
+    facts = (
+        {key: value for key, value in prepare.data_facts(feed).items()}
+        if hasattr(feed, "cardinality")
+        else {"steps_per_epoch": feed.steps}
+    )
     known = getattr(feed, "fingerprint", None)
     if callable(known):
         facts["fingerprint"] = known()

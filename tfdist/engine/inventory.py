@@ -132,9 +132,7 @@ def inventory(model: Any) -> list[Entry]:
         aggregation = getattr(entry.pieces[0].variable, "aggregation", "sum")
         merge = SUM if aggregation == "sum" else FIRST
         found.append(dataclasses.replace(entry, is_own=apart, merge=merge))
-    found += [
-        Entry(f"random/{name}", (Piece(v),), is_own=apart) for name, v in generators(model)
-    ]
+    found += [Entry(f"random/{name}", (Piece(v),), is_own=apart) for name, v in generators(model)]
     return [entry for entry in found if raw(entry.pieces[0].variable).dtype != tf.string]
 
 
@@ -166,9 +164,11 @@ def _entries(
 ) -> Iterator[Entry]:
     """Yields entries of variables, the shards of one table as one."""
     variables = list(variables)
-    named = list(paths) if paths is not None else [
-        shards[id(v)][0] if id(v) in shards else v.path for v in variables
-    ]
+    named = (
+        list(paths)
+        if paths is not None
+        else [shards[id(v)][0] if id(v) in shards else v.path for v in variables]
+    )
     number = 0
     index = 0
     while index < len(variables):

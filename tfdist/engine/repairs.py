@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -48,6 +49,15 @@ def is_ours(model: Any) -> bool:
     return replicas.is_synchronous(getattr(model, "_distribute_strategy", None))
 
 
+def needs_our_loop(given: Mapping[str, Any]) -> bool:
+    """Whether a `fit` with these arguments needs the engine on one device, too."""
+    from tfdist.engine import watcher
+
+    if watcher.has_watchers(given.get("callbacks")):
+        return True
+    return bool(getattr(given.get("x"), "needs_our_loop", False))
+
+
 @functools.cache
 def repairs() -> tuple[Repair, ...]:
     """Returns all repairs; imports Keras and TensorFlow."""
@@ -66,11 +76,13 @@ def repairs() -> tuple[Repair, ...]:
     from tfdist.engine import alone
     from tfdist.engine import build
     from tfdist.engine import files
+    from tfdist.engine import fit as fitting
     from tfdist.engine import gradients
     from tfdist.engine import loop
     from tfdist.engine import losses as loss_rules
     from tfdist.engine import numbers
     from tfdist.engine import on_batch as on_batches
+    from tfdist.engine import prediction
     from tfdist.engine import randomness
     from tfdist.engine import reduction
     from tfdist.engine import role
@@ -78,7 +90,9 @@ def repairs() -> tuple[Repair, ...]:
     from tfdist.engine import steps
     from tfdist.engine.servers import dispatcher
     from tfdist.engine.servers import loop as server_loop
+    from tfdist.engine.servers import on_batch as server_batches
     from tfdist.engine.servers import placement
+    from tfdist.engine.servers import prediction as server_prediction
     from tfdist.engine.servers import tables
 
     def ours(
@@ -99,6 +113,21 @@ def repairs() -> tuple[Repair, ...]:
             return method
 
         return make
+
+    def fit(original: Callable[..., Any]) -> Callable[..., Any]:
+        """As `ours`; and on one device, where a callback or the data needs our loop."""
+        by_strategy = ours(fitting.fit, fitting.fit)(original)
+        signature = inspect.signature(fitting.fit)
+
+        @functools.wraps(original)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            given = signature.bind_partial(self, *args, **kwargs).arguments
+            if getattr(self, "_distribute_strategy", None) is None and needs_our_loop(given):
+                alone.warn(self)
+                return fitting.fit(self, *args, **kwargs)
+            return by_strategy(self, *args, **kwargs)
+
+        return method
 
     def on_batch(name: str, on_servers: Callable[..., Any]) -> Callable[..., Any]:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +174,7 @@ def repairs() -> tuple[Repair, ...]:
             t,
             "fit",
             "a loop that knows one process only; counts a step too many (keras issue 20585)",
-            lambda original: role.fit(ours(loop.fit, server_loop.fit)(original)),
+            lambda original: role.fit(fit(original)),
             "self._maybe_symbolic_build(iterator=epoch_iterator)",
         ),
         Repair(
@@ -159,25 +188,25 @@ def repairs() -> tuple[Repair, ...]:
             t,
             "predict",
             "as fit; an unbuilt model is not built",
-            ours(loop.predict, server_loop.predict),
+            ours(prediction.predict, server_prediction.predict),
         ),
         Repair(
             t,
             "train_on_batch",
             "optimizers of another scope",
-            on_batch("train_on_batch", server_loop.train_on_batch),
+            on_batch("train_on_batch", server_batches.train_on_batch),
         ),
         Repair(
             t,
             "test_on_batch",
             "metrics of another scope",
-            on_batch("test_on_batch", server_loop.test_on_batch),
+            on_batch("test_on_batch", server_batches.test_on_batch),
         ),
         Repair(
             t,
             "predict_on_batch",
             "as predict",
-            ours(on_batches.predict_on_batch, server_loop.predict_on_batch),
+            ours(on_batches.predict_on_batch, server_batches.predict_on_batch),
         ),
         Repair(
             t,

@@ -78,9 +78,7 @@ def _sum(peers: Peers, words: np.ndarray) -> np.ndarray:
 
     devices = peers.strategy.extended.worker_devices
     values = peers.strategy.experimental_distribute_values_from_function(mine)
-    total: np.ndarray = peers.strategy.reduce(
-        tf.distribute.ReduceOp.SUM, values, axis=None
-    ).numpy()
+    total: np.ndarray = peers.strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None).numpy()
     return total
 
 

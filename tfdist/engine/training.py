@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -37,28 +38,13 @@ from tfdist.engine.peers import Peers
 from tfdist.engine.position import Position
 from tfdist.engine.replicas import is_synchronous
 from tfdist.engine.replicas import strategy_name
+from tfdist.engine.watcher import Watcher
 
 log = logging.getLogger("absl")
 
 _current: weakref.WeakKeyDictionary[Any, Training] = weakref.WeakKeyDictionary()
 #: What a worker tells of its callbacks is at most that long; else it goes on with the chief's.
 _LONGEST = 2**20
-
-
-class Watcher(keras.callbacks.Callback):
-    """A callback that acts at the boundaries of a training, after all other callbacks."""
-
-    def open(self, training: Training) -> None:
-        """Called before `on_train_begin`; here a training may be told where to go on."""
-
-    def at_boundary(self, training: Training) -> None:
-        """Called by every worker between two steps, and between two epochs."""
-
-    def close(self, training: Training) -> None:
-        """Called after `on_train_end`."""
-
-    def abandon(self) -> None:
-        """Called when training ends with an exception."""
 
 
 def of(model: Any) -> Training | None:
@@ -106,6 +92,8 @@ class Training:
         self._arrays: Any = {}
         self._other: set[str] = set()
         self._tables: list[Any] = []
+        self._small: dict[str, np.ndarray] = {}
+        self._is_done = False
 
     def __enter__(self) -> Training:
         _current[self.model] = self
@@ -177,6 +165,7 @@ class Training:
         """Begins an epoch; after `on_epoch_begin`. Returns how many batches of it are done."""
         if not self.is_within_epoch:
             self._found = None
+        self._is_done = self.is_stopped
         self.epoch = epoch
         if self._found is None:
             self.batch = 0
@@ -186,6 +175,13 @@ class Training:
         self._put_own()
         self._found, self._arrays = None, {}
         return self.batch
+
+    def batches(self) -> Any:
+        """Returns the batches of this epoch that are left to do."""
+        if self._is_done:
+            # The earlier process was about to stop: it is not gone on with.
+            return (each for each in ())
+        return self.feed.epoch(done=self.batch) if self.batch else self.feed.epoch()
 
     def advance(self, batches: int, logs: Any) -> None:
         """Notes that a number of batches have been trained on."""
@@ -206,6 +202,26 @@ class Training:
         for watcher in self._watchers:
             watcher.at_boundary(self)
 
+    def has_data(self, start: int) -> bool:
+        """Whether the epoch had any batch; says so where it had none.
+
+        Args:
+            start: The first epoch.
+
+        Raises:
+            ValueError: It is that one.
+        """
+        if self.batch:
+            return True
+        if self.epoch == start:
+            raise ValueError("Expected data to train on. Received: no batch at all.")
+        warnings.warn(
+            "Your input ran out of data; interrupting training. Use `.repeat()`, or a dataset that "
+            "can be read once an epoch.",
+            stacklevel=5,
+        )
+        return False
+
     def close(self) -> None:
         """Ends it; after `on_train_end`."""
         for watcher in self._watchers:
@@ -221,6 +237,11 @@ class Training:
     def is_watched(self) -> bool:
         """Whether anybody acts at boundaries."""
         return bool(self._watchers)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a watcher wants to act."""
+        return any(watcher.is_due(self) for watcher in self._watchers)
 
     @property
     def is_chief(self) -> bool:
@@ -243,6 +264,11 @@ class Training:
         if self.is_between_epochs or not is_synchronous(self.model.distribute_strategy):
             return True
         return not Accumulation(self.model).is_open
+
+    @property
+    def start(self) -> int:
+        """Batches that earlier processes have done."""
+        return 0 if self._found is None else int(self._found["step"])
 
     def any_of(self, flag: bool) -> bool:
         """Returns whether `flag` is set on any worker."""
@@ -282,7 +308,7 @@ class Training:
             "workers": workers,
             "history": told,
             "epoch_logs": plain.encode(self.epoch_logs),
-            "loop": self.loop_state() if callable(self.loop_state) else self.loop_state,
+            "loop": self.loop_state,
             "arrays": {name: [list(a.shape), a.dtype.name] for name, a in more.items()},
             "optimizer": self._optimizer,
             "data": self._data,

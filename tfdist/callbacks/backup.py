@@ -1,0 +1,230 @@
+"""A run that goes on where it was interrupted, as if it had not been."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from tfdist.callbacks.schedule import Schedule
+from tfdist.cluster import current
+from tfdist.engine import activate
+from tfdist.engine import differences
+from tfdist.engine import training as trainings
+from tfdist.engine.position import Position
+from tfdist.engine.training import Training
+from tfdist.engine.watcher import Watcher
+from tfdist.errors import ConfigError
+from tfdist.errors import UnsupportedError
+from tfdist.state.store import Store
+from tfdist.state.commit import Snapshot
+from tfdist.state.writer import AsyncWriter
+
+log = logging.getLogger("absl")
+
+_RESULT = "result"
+
+
+class BackupAndRestore(Watcher):
+    """Commits everything that training depends on, and goes on from the newest commit.
+
+    In place of `keras.callbacks.BackupAndRestore`, under every strategy and on one device. A run
+    that is killed and started again ends with the weights of one that was not: on the same number
+    of workers and replicas bit for bit (CPU, deterministic operations), on another number at the
+    same example. All workers pass it; only the chief needs `directory`. It acts after all other
+    callbacks, whatever its place among them.
+
+    A commit holds the weights, optimizers, metrics of the open epoch, random generators, place in
+    the data, history, and what other callbacks remember. When training has ended, the weights and
+    the history stay in `directory`; a run that is started again gets them and trains nothing.
+
+    Args:
+        directory: Where commits are: a local path, or a URL such as `gs://bucket/run`.
+        save_every: "epoch", a number of steps, or seconds as text: "60s" (by the chief's clock).
+            With `steps_per_execution`, between executions; with gradients accumulated, between
+            updates.
+        keep: How many commits are kept.
+        asynchronous: Whether commits are written while training goes on.
+        delete_checkpoint: Whether commits are removed when training has ended.
+        override: What may be another than when it began, and is then begun anew or gone on with
+            as far as it is the same: "model", "optimizer", "metrics" or "data".
+
+    Raises:
+        ConfigError: An argument cannot be right; or, in `fit`, the model, the optimizer or the
+            data are not those of the run that is in `directory`.
+
+    Example:
+        >>> backup = tfdist.callbacks.BackupAndRestore("backup", save_every=100)
+        >>> model.fit(data, epochs=3, callbacks=[backup])
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        save_every: str | int = "epoch",
+        keep: int = 2,
+        asynchronous: bool = True,
+        delete_checkpoint: bool = True,
+        override: Iterable[str] = (),
+    ):
+        super().__init__()
+        self.directory = os.fspath(directory)
+        if not self.directory:
+            raise ConfigError("a directory", repr(self.directory), "pass a path")
+        self.save_every = save_every
+        self.keep = keep
+        self.asynchronous = asynchronous
+        self.delete_checkpoint = delete_checkpoint
+        self.override = (override,) if isinstance(override, str) else tuple(override)
+        unknown = set(self.override) - set(differences.PARTS)
+        if unknown:
+            raise ConfigError(
+                f"any of {', '.join(map(repr, differences.PARTS))} as override",
+                ", ".join(map(repr, sorted(unknown))),
+            )
+        self._schedule = Schedule(save_every)
+        Store(self.directory, keep=keep)  # Says what is wrong with `keep` here and now.
+        self._store: Store | None = None
+        self._writer: AsyncWriter | None = None
+        self._ended = 0  # Calls of `fit` that this callback has seen the end of.
+        if not activate.is_active():
+            activate.activate()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Makes sure that a loop that knows boundaries is under way."""
+        if trainings.of(self.model) is None:
+            raise UnsupportedError(
+                "a strategy that tfdist trains under, or none, with BackupAndRestore",
+                f"{type(self.model.distribute_strategy).__name__}",
+                "build the model under tfdist.strategy(), or use keras.callbacks.BackupAndRestore",
+            )
+
+    # What the training calls.
+
+    def open(self, training: Training) -> None:
+        """Reads the newest commit, on the chief; all workers go on from it."""
+        _refuse_several(training)
+        found, is_over = None, False
+        if training.is_chief:
+            self._store = Store(self._place(), keep=self.keep)
+            self._store.acquire()
+            found = self._result(training)
+            is_over = found is not None
+            if found is None:
+                found = _read(self._store)
+            self._writer = AsyncWriter(self._store)
+        training.resume(found, self.override, is_over=is_over)
+        if training.is_over:
+            self._ended += 1
+            log.warning(
+                "the run in %s has ended after %d steps: nothing is trained. To train anew, give "
+                "another directory or remove this one",
+                self._place(),
+                training.start,
+            )
+        self._schedule.begin(training.start)
+
+    def is_due(self, training: Training) -> bool:
+        """Returns whether a commit is due at this boundary, or at the next one that is whole."""
+        due = self._schedule.is_due(training.step, training.is_between_epochs)
+        if self._schedule.seconds is None:
+            return due
+        return training.any_of(due and training.is_chief)
+
+    def at_boundary(self, training: Training) -> None:
+        """Commits, if that is due."""
+        if self.is_due(training) and training.can_capture and not training.is_at_last_batch:
+            self.commit(training)
+
+    def close(self, training: Training) -> None:
+        """Keeps the result, and removes the commits unless they are to be kept."""
+        if not self.delete_checkpoint:
+            self.commit(training)
+        found = training.capture(result=True)
+        if self._store is not None:
+            assert self._writer is not None and found is not None
+            self._writer.close()
+            place = os.path.join(self._store.directory, _RESULT)
+            Store(place, keep=1).write(_snapshot(found))
+            self._store.finish(
+                {"epochs": training.epochs, "step": training.step}, keep=not self.delete_checkpoint
+            )
+        self._store = self._writer = None
+        self._ended += 1
+
+    def abandon(self) -> None:
+        """Completes what is being written."""
+        if self._writer is not None:
+            with contextlib.suppress(Exception):
+                self._writer.close()
+        self._store = self._writer = None
+
+    # What others may call at a boundary, on every worker.
+
+    def commit(self, training: Training, *, wait: bool = False) -> None:
+        """Commits now.
+
+        Args:
+            training: The training; all workers are at the same boundary.
+            wait: Whether to return when the commit is durable, on the chief.
+        """
+        found = training.capture()
+        if self._writer is not None:
+            assert found is not None
+            self._writer.submit(_snapshot(found))
+            if wait or not self.asynchronous:
+                self._writer.wait()
+        self._schedule.begin(training.step)
+
+    def _place(self) -> str:
+        # A callback that is given to `fit` again is in another phase of the same program.
+        if not self._ended:
+            return self.directory
+        return os.path.join(self.directory, f"fit-{self._ended + 1}")
+
+    def _result(self, training: Training) -> Position | None:
+        """Returns the result of a run that has ended, if there is no more to do."""
+        assert self._store is not None
+        told = self._store.finished()
+        if told is None:
+            return None
+        place = os.path.join(self._store.directory, _RESULT)
+        found = _read(Store(place, keep=1))
+        if found is None or training.epochs <= told["epochs"]:
+            return found
+        if self._store.latest() is not None:
+            return None
+        raise ConfigError(
+            f"epochs={told['epochs']}, after which the run in {self._store.directory} has ended",
+            f"epochs={training.epochs}",
+            "give another directory; to go on with a run that has ended, keep its commits with "
+            "delete_checkpoint=False",
+        )
+
+
+def _read(store: Store) -> Position | None:
+    found = store.read_latest()
+    if found is None:
+        return None
+    _, snapshot = found
+    return Position(snapshot.step, dict(snapshot.facts), snapshot.arrays)
+
+
+def _snapshot(position: Position) -> Snapshot:
+    return Snapshot(position.step, position.facts, position.arrays)
+
+
+def _refuse_several(training: Training) -> None:
+    """Refuses a job whose workers each train a model of their own, and write to one directory."""
+    group = current.group()
+    if group is None or training.peers.group is not None or group.cluster.has_parameter_servers:
+        return
+    if group.cluster.num_workers > 1:
+        raise UnsupportedError(
+            "a model that all workers train together, with BackupAndRestore",
+            f"{group.cluster.num_workers} workers, each with a model of its own",
+            "build the model inside strategy.scope()",
+        )
