@@ -7,30 +7,22 @@ same examples on any number of workers.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
-import random
 from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Iterator
 from typing import Any
 
-import keras
-import tensorflow as tf
-from keras import tree
 from keras.src.backend import config as keras_config
-from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters import array_data_adapter
-from keras.src.trainers.data_adapters import array_slicing
-from keras.src.trainers.data_adapters import generator_data_adapter
 
-from tfdist.engine import seeds
-from tfdist.engine import sparse_rows
-from tfdist.engine.readers import Reader
-from tfdist.engine.readers import WholeReader
-from tfdist.engine.readers import reader_for
-from tfdist.engine.replicas import is_asynchronous
-from tfdist.engine.replicas import is_several_workers
+from tfdist.data.sharded import Sharded
+from tfdist.engine.sources import Given
+from tfdist.engine.sources import Shards
+from tfdist.engine.sources import Source
+from tfdist.engine.sources import place_of
+from tfdist.errors import ConfigError
 
 log = logging.getLogger("absl")
 
@@ -39,9 +31,12 @@ class Feed:
     """The batches of one source of data, epoch after epoch.
 
     Args:
-        strategy: The `tf.distribute.Strategy` of the model.
+        strategy: The `tf.distribute.Strategy` of the model; the default one, too.
         x, y, sample_weight, batch_size, steps, shuffle, class_weight: As `fit` takes them; `steps`
-            is `steps_per_epoch` or the like, or None to read the data to its end.
+            is `steps_per_epoch` or the like, or None to read the data to its end. `x` may be a
+            `tfdist.data.Sharded`.
+        recoverable: Whether `restore` is to find the exact place. Arrays and `PyDataset`s are then
+            read in an order that follows from a seed, also where Keras would draw a new one.
 
     Attributes:
         spec: Structure of `tf.TypeSpec` of one replica's batch.
@@ -60,113 +55,167 @@ class Feed:
         steps: int | None = None,
         shuffle: bool | str = False,
         class_weight: Any = None,
+        recoverable: bool = False,
     ):
         self.strategy = strategy
         limit = keras_config.max_steps_per_epoch()
         self.steps = min(filter(None, (limit, steps)), default=None)
-        several = is_several_workers(strategy)
-        # With a seed of the program, Keras shuffles alike everywhere, and as on one device.
-        unseeded = several and not seeds.program_is_seeded()
-        if data_adapters.is_tf_dataset(x) or not hasattr(x, "__len__"):
-            shuffle = False  # Not ours to shuffle, and Keras would warn of a default.
-        if unseeded and shuffle and isinstance(x, keras.utils.PyDataset):
-            x, shuffle = _Permuted(x, seeds.next_seed()), False
-        self._adapter = _adapter(
-            x,
-            y,
-            sample_weight,
-            batch_size=batch_size,
-            # Keras warns when an array has fewer batches; so do we, with what we know.
-            steps_per_epoch=self.steps,
-            shuffle=shuffle,
-            class_weight=class_weight,
-        )
-        self.policy = "given"
-        self._reader: Reader
-        dataset = self._adapter.get_tf_dataset()
-        if unseeded and _is_shuffled_array(self._adapter):
-            dataset = _shuffled_arrays(self._adapter)
-        self._dataset = dataset
+        self._source: Source
+        if isinstance(x, Sharded):
+            _refuse(y=y, sample_weight=sample_weight)
+            self._source = Shards(strategy, x, class_weight)
+        else:
+            given = Given(
+                strategy,
+                x,
+                y,
+                sample_weight,
+                batch_size=batch_size,
+                steps=self.steps,
+                shuffle=shuffle,
+                class_weight=class_weight,
+                recoverable=recoverable,
+            )
+            shards = given.as_shards()
+            if shards is None:
+                given.open()
+            self._source = shards or given
+        # Of arrays Keras warns where they end in the middle of an epoch; so do we.
+        self._passes_over = isinstance(x, Sharded)
+        self.spec, self.policy = self._source.spec, self._source.policy
         self._open = False
+        self._resumed = False
         self._length: int | None = None
-        if is_asynchronous(strategy):
-            # The coordinator reads all of it, as one device would.
-            self.policy, self.spec = "off", dataset.element_spec
-            self._reader = WholeReader(dataset)
-            return
-        if isinstance(dataset, tf.data.Dataset):
-            dataset, self.policy = _sharded(sparse_rows.split_dataset(dataset), several)
-            dataset = strategy.experimental_distribute_dataset(dataset)
-        self.spec = sparse_rows.join(tree.map_structure(_first_replica, dataset.element_spec))
-        ends = self.cardinality if self.policy == "example" else None
-        self._reader = reader_for(strategy, dataset, ends, ours=self.policy != "given")
+        # Passes begun, batches taken of the last of them, iterators made.
+        self._passes = self._taken = self._iterators = 0
 
     @property
     def num_batches(self) -> int | None:
         """Batches of an epoch, or None where that is not known before the end of the first."""
-        return self.steps or self._adapter.num_batches or self._length
+        return self.steps or self._source.num_batches or self._length
 
     @property
     def cardinality(self) -> int | None:
         """Batches of the data itself: -1 if it never ends, None if that is not known."""
-        if isinstance(self._dataset, tf.data.Dataset):
-            known = int(self._dataset.cardinality())
-            return {tf.data.INFINITE_CARDINALITY: -1, tf.data.UNKNOWN_CARDINALITY: None}.get(
-                known, known
-            )
-        return None
+        return self._source.cardinality
 
     def sample(self) -> Callable[[], Any] | None:
         """Returns a function that reads one batch without losing it, or None where it would."""
-        if self.policy == "given" or isinstance(
-            self._adapter, generator_data_adapter.GeneratorDataAdapter
-        ):
-            return None
-        return lambda: next(iter(self._dataset.take(1)))
+        return self._source.sample()
 
-    def epoch(self) -> Generator[Any, None, None]:
+    def epoch(self, done: int = 0) -> Generator[Any, None, None]:
         """Yields the batches of the next epoch, each with the values of all local replicas.
 
         With `steps`, data that is not finished goes on in the next epoch, as in Keras.
+
+        Args:
+            done: Steps of this epoch that were done before a `restore`.
         """
-        self._adapter.on_epoch_begin()
+        self._source.begin_epoch()
         try:
-            if not self._open or self.steps is None:
+            # After a `restore`, the pass that was open goes on.
+            goes_on = self._open and (self._resumed or self.steps is not None)
+            self._resumed = False
+            if not goes_on:
                 self._start()
-            count = 0
+            count = done
             while self.steps is None or count < self.steps:
-                batch = self._reader.next()
+                batch = self._source.next()
                 if batch is None:
                     self._open = False
                     if self.steps is None or not self._rewind(count):
                         break
                     continue
                 count += 1
+                self._taken += 1
                 yield batch
             self._length = count
-            if self.steps is None and self._adapter.num_batches:
+            if self.steps is None and self._source.spare:
                 # Keras makes an iterator here that it never reads. The order of a dataset that
                 # shuffles anew for every iterator is only the same as on one device with it.
-                self._reader.start()
+                self._iterators += 1
+                self._source.spare_iterator()
                 self._open = False
         finally:
-            self._adapter.on_epoch_end()
+            self._source.end_epoch()
 
     def restart(self) -> None:
         """Makes the next epoch begin at the start of the data."""
         self._open = False
 
+    def position(self, taken: int | None = None) -> dict[str, Any]:
+        """Returns where the loop stands between two steps; what was read ahead does not count.
+
+        All of it is fit for JSON but "iterator": the state of this worker's `tf.data` iterator
+        as bytes, or None where none is needed, or TensorFlow cannot save it. The rest is the same
+        on every worker.
+
+        Args:
+            taken: Batches of the open pass that the loop has dealt with, if it has read more.
+        """
+        behind = taken is not None and taken != self._taken
+        place = place_of(self.strategy)
+        return {
+            "kind": self._source.kind,
+            "epoch": self._passes,
+            "batch": self._taken if taken is None else taken,
+            "open": self._open,
+            "seed": self._source.seed,
+            "iterators": self._iterators,
+            "workers": place.workers,
+            "replicas": place.replicas,
+            "fingerprint": self._fingerprint,
+            "iterator": self._source.saved() if self._open and not behind else None,
+        }
+
+    @functools.cached_property
+    def _fingerprint(self) -> dict[str, Any]:
+        return self._source.fingerprint()
+
+    def restore(self, position: dict[str, Any], *, force: bool = False) -> None:
+        """Goes on where a feed of the same data stood; `epoch(done=...)` reads on from there.
+
+        Args:
+            position: What `position` has returned, in this process or an earlier one.
+            force: Whether to go on although the data is another.
+
+        Raises:
+            ConfigError: The position is one of other data.
+        """
+        mine, theirs = self._fingerprint, position["fingerprint"]
+        if theirs != mine:
+            if not force:
+                raise _other_data(theirs, mine)
+            log.warning("the data is another than that of the position: %s", _differ(theirs, mine))
+        if position["seed"] is not None and position["seed"] != self._source.seed:
+            self._source.reseed(position["seed"])
+        self._passes, self._taken = position["epoch"], position["batch"]
+        self._iterators = position["iterators"]
+        self._open = self._resumed = position["open"]
+        place = place_of(self.strategy)
+        same = (place.workers, place.replicas) == (position["workers"], position["replicas"])
+        if self._passes:
+            self._source.go_to(
+                self._passes - 1,
+                self._taken if self._open else -1,
+                self._iterators,
+                position["iterator"] if same else None,
+            )
+
     def _start(self) -> None:
-        self._reader.start()
+        self._source.start(self._passes)
+        self._passes += 1
+        self._iterators += 1
+        self._taken = 0
         self._open = True
 
     def _rewind(self, count: int) -> bool:
         """At the end of the data before the end of an epoch of fixed steps: whether to start over.
 
         Finite data that was used up exactly by earlier epochs starts again; data that ends in the
-        middle of an epoch ends that epoch, with a warning.
+        middle of an epoch ends that epoch, with a warning. Sharded data always starts again.
         """
-        if count == 0 and self._length:
+        if self._passes_over and self._taken or count == 0 and self._length:
             self._length = None
             self._start()
             return True
@@ -189,103 +238,24 @@ def executions(batches: Iterator[Any], size: int) -> Iterator[tuple[int, Iterato
         begin += 1 + len(chunk)
 
 
-def _adapter(x: Any, y: Any, sample_weight: Any, **kwargs: Any) -> Any:
-    if isinstance(x, tf.distribute.DistributedDataset) and not data_adapters.is_tf_dataset(x):
-        return data_adapters.TFDatasetAdapter(x, class_weight=kwargs["class_weight"])
-    return data_adapters.get_data_adapter(x, y, sample_weight, **kwargs)
-
-
-def _is_shuffled_array(adapter: Any) -> bool:
-    return isinstance(adapter, array_data_adapter.ArrayDataAdapter) and bool(adapter._shuffle)
-
-
-def _shuffled_arrays(adapter: Any) -> tf.data.Dataset:
-    """Batches of arrays in an order that all workers share and that changes every epoch.
-
-    Keras shuffles with an operation whose seed is the worker's own, so that workers read different
-    orders; with a program-wide seed it reads the same order in every epoch.
-    """
-    inputs = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
-    inputs = tree.lists_to_tuples(inputs)
-    rows = tf.data.Dataset.range(adapter._num_samples)
-    if adapter._shuffle == "batch":
-        order = rows.batch(adapter._batch_size)
-        order = order.shuffle(int(order.cardinality()), seed=seeds.next_seed())
-    else:
-        order = rows.shuffle(adapter._num_samples, seed=seeds.next_seed())
-        order = order.batch(adapter._batch_size)
-
-    def gather(indices: Any, data: Any) -> Any:
-        def one(value: Any) -> Any:
-            if isinstance(value, array_slicing.TensorflowSparseWrapper):
-                return array_slicing.slice_tensorflow_sparse_wrapper(value, indices)
-            if isinstance(value, (list, tuple, dict)):
-                return None
-            return tf.gather(value, indices, axis=0) if tf.is_tensor(value) else value
-
-        return tree.traverse(one, data)
-
-    whole = tf.data.Dataset.from_tensors(inputs).repeat()
-    return tf.data.Dataset.zip((order, whole)).map(gather, num_parallel_calls=tf.data.AUTOTUNE)
-
-
-def _sharded(dataset: tf.data.Dataset, several: bool) -> tuple[tf.data.Dataset, str]:
-    """Returns `dataset` with the policy that keeps every example once, and the policy's name.
-
-    TensorFlow's AUTO splits by file where it finds files: batches then differ from those of one
-    device, and one file for two workers ends the job. By example is always right.
-    """
-    options = dataset.options()
-    policies = tf.data.experimental.AutoShardPolicy
-    policy = options.experimental_distribute.auto_shard_policy
-    if policy == policies.OFF:
-        return dataset, "off"
-    if policy not in (policies.AUTO, policies.DATA):
-        return dataset, "file"
-    if not several:
-        return dataset, "example"
-    changed = tf.data.Options()
-    changed.experimental_distribute.auto_shard_policy = policies.DATA
-    # Workers must read the same order to take disjoint parts of it.
-    changed.deterministic = True
-    return dataset.with_options(changed), "example"
-
-
-def _first_replica(spec: Any) -> Any:
-    values = getattr(spec, "_value_specs", None)
-    return values[0] if values else spec
-
-
-class _Permuted(keras.utils.PyDataset):
-    """A PyDataset in an order drawn from a seed that all workers share, a new one every epoch."""
-
-    def __init__(self, inner: Any, seed: int | None):
-        super().__init__(
-            workers=inner.workers,
-            use_multiprocessing=inner.use_multiprocessing,
-            max_queue_size=inner.max_queue_size,
+def _refuse(**given: Any) -> None:
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise ConfigError(
+            "no other description of the data beside tfdist.data.shard",
+            " and ".join(names),
+            "shard them together: tfdist.data.shard((x, y, sample_weight), ...)",
         )
-        self._inner = inner
-        self._random = random.Random(seed)
-        self._order: list[int] = []
-        self._shuffle()
 
-    def _shuffle(self) -> None:
-        count = self._inner.num_batches
-        self._order = list(range(count or 0))
-        self._random.shuffle(self._order)
 
-    @property
-    def num_batches(self) -> int | None:
-        count: int | None = self._inner.num_batches
-        return count
+def _differ(theirs: dict[str, Any], mine: dict[str, Any]) -> str:
+    names = [name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name)]
+    return "; ".join(f"{n}: {theirs.get(n)!r} before, {mine.get(n)!r} now" for n in sorted(names))
 
-    def __getitem__(self, index: int) -> Any:
-        return self._inner[self._order[index] if self._order else index]
 
-    def on_epoch_begin(self) -> None:
-        self._inner.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        self._inner.on_epoch_end()
-        self._shuffle()
+def _other_data(theirs: dict[str, Any], mine: dict[str, Any]) -> ConfigError:
+    return ConfigError(
+        f"the data of the saved position, {theirs}",
+        f"{mine} ({_differ(theirs, mine)})",
+        "give the same data, begin anew, or restore with force=True",
+    )

@@ -18,10 +18,12 @@ from tensorflow.python.distribute import input_lib
 from tensorflow.python.distribute.values import PerReplica
 
 from tfdist.cluster import current
+from tfdist.engine import iterators
 from tfdist.engine.exchange import exchange
 from tfdist.engine.replicas import is_composite
 from tfdist.engine.replicas import is_on_cpu
 from tfdist.engine.replicas import is_several_workers
+from tfdist.engine.replicas import local_devices
 from tfdist.engine.replicas import none_if_optional
 from tfdist.engine.replicas import quiet
 from tfdist.engine.sparse_rows import is_split
@@ -107,8 +109,19 @@ class Reader(Protocol):
     def next(self) -> Any:
         """Returns the next batch, or None at the end."""
 
+    def skip(self) -> None:
+        """Reads a batch, or the end, and drops it."""
 
-def reader_for(strategy: Any, distributed: Any, batches: int | None, ours: bool) -> Reader:
+    def saved(self) -> bytes | None:
+        """Returns the state of what is read, or None if TensorFlow cannot save it."""
+
+    def restore(self, batches: int, state: bytes) -> None:
+        """Begins where `saved` has returned `state`, after so many batches."""
+
+
+def reader_for(
+    strategy: Any, distributed: Any, batches: int | None, ours: bool, saves: bool = False
+) -> Reader:
     """Returns the reader that suits the devices.
 
     Args:
@@ -117,8 +130,12 @@ def reader_for(strategy: Any, distributed: Any, batches: int | None, ours: bool)
         batches: Global batches in the data, the same number on every worker; -1 if it never ends,
             None if it is not known or not the same.
         ours: Whether `distributed` was made by us from a `tf.data.Dataset`.
+        saves: Whether the reader is to save its state, also where that is slower.
     """
-    if ours and is_on_cpu(strategy) and len(distributed._cloned_datasets) == 1:
+    if isinstance(distributed, tf.data.Dataset):  # The default strategy's way.
+        return LocalReader(strategy, distributed, batches)
+    suits = is_on_cpu(strategy) or saves
+    if ours and suits and len(distributed._cloned_datasets) == 1:
         return LocalReader(strategy, distributed._cloned_datasets[0], batches)
     return DistributedReader(strategy, distributed)
 
@@ -133,7 +150,7 @@ class LocalReader:
     """
 
     def __init__(self, strategy: Any, dataset: tf.data.Dataset, batches: int | None):
-        self._shares = _Shares(strategy)
+        self._shares = Shares(strategy)
         self._replicas = self._shares.local_replicas
         # While a step runs the next batch is made.
         self._dataset = _without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
@@ -147,6 +164,23 @@ class LocalReader:
     def start(self) -> None:
         self._iterator = iter(self._dataset)
         self._left = self._batches
+
+    def skip(self) -> None:
+        self._read()
+        self._count()
+
+    def saved(self) -> bytes | None:
+        return iterators.saved(self._iterator)
+
+    def restore(self, batches: int, state: bytes) -> None:
+        self.start()
+        iterators.restore(self._iterator, state)
+        for _ in range(batches):
+            self._count()
+
+    def _count(self) -> None:
+        if self._left is not None and self._left > 0:
+            self._left -= 1
 
     def next(self) -> Batch | None:
         if self._left == 0:
@@ -162,8 +196,7 @@ class LocalReader:
             if unknown and all(state == _ENDED for state, _ in everyone):
                 return None
             share = self._shares.of(rows, [rows for _, rows in everyone])
-        if self._left is not None and self._left > 0:
-            self._left -= 1
+        self._count()
         parts = [self._no_examples() if part is None else part for part in parts]
         is_fixed = self._is_fixed and all(rows)
         composite = any(map(is_composite, tree.flatten(parts[0])))
@@ -204,6 +237,17 @@ class WholeReader:
     def start(self) -> None:
         self._iterator = iter(self._dataset)
 
+    def skip(self) -> None:
+        next(self._iterator, None)
+
+    def saved(self) -> bytes | None:
+        return iterators.saved(self._iterator)
+
+    def restore(self, batches: int, state: bytes) -> None:
+        del batches
+        self.start()
+        iterators.restore(self._iterator, state)
+
     def next(self) -> Any:
         batch = next(self._iterator, None)
         return None if batch is None else tree.map_structure(none_if_optional, batch)
@@ -219,7 +263,7 @@ class DistributedReader:
 
     def __init__(self, strategy: Any, distributed: Any):
         self._strategy = strategy
-        self._shares = _Shares(strategy)
+        self._shares = Shares(strategy)
         self._distributed = distributed
         self._is_fixed = _has_fixed_size(tree.map_structure(_of_one, distributed.element_spec))
         self._iterator: Any = None
@@ -230,6 +274,15 @@ class DistributedReader:
 
     def start(self) -> None:
         self._iterator = iter(self._distributed)
+
+    def skip(self) -> None:
+        self._pull(self._iterator)
+
+    def saved(self) -> bytes | None:
+        return None
+
+    def restore(self, batches: int, state: bytes) -> None:
+        raise NotImplementedError  # `saved` gives no state.
 
     def next(self) -> Batch | None:
         optional = self._pull(self._iterator)
@@ -255,17 +308,17 @@ class DistributedReader:
 
 def even_share(strategy: Any) -> Any:
     """Returns the share of each local replica where all have as many examples."""
-    return _Shares(strategy).even
+    return Shares(strategy).even
 
 
-class _Shares:
+class Shares:
     """Shares of this process's replicas, in the form that a step takes them."""
 
     def __init__(self, strategy: Any):
         self._strategy = strategy
         self._replicas = strategy.num_replicas_in_sync
         self._group = current.group() if is_several_workers(strategy) else None
-        self.local_replicas = len(strategy.extended.worker_devices)
+        self.local_replicas = len(local_devices(strategy))
         self.even = self._tensors([1.0 / self._replicas] * self.local_replicas)
 
     def gather(self, state: int, rows: list[int]) -> list[tuple[int, list[int]]]:

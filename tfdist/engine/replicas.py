@@ -35,7 +35,16 @@ def strategy_name(strategy: Any) -> str:
 
 def is_on_cpu(strategy: Any) -> bool:
     """Whether all of this process's replicas are on CPU."""
-    return all("CPU" in device.upper() for device in strategy.extended.worker_devices)
+    return all("CPU" in device.upper() for device in local_devices(strategy))
+
+
+def local_devices(strategy: Any) -> tuple[str, ...]:
+    """Returns the devices of this process's replicas; of the default strategy, the one it uses."""
+    try:
+        return tuple(strategy.extended.worker_devices)
+    except RuntimeError:
+        gpus = tf.config.list_logical_devices("GPU")
+        return (gpus[0].name if gpus else "/device:CPU:0",)
 
 
 def is_composite(leaf: Any) -> bool:

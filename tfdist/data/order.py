@@ -1,0 +1,140 @@
+"""Which examples are in batch i of pass p, and which of them are a replica's.
+
+Everything follows from a few numbers, so that any worker finds any batch without having read what
+comes before it, and finds the same examples in it whatever the number of workers is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfdist.errors import ConfigError
+
+
+class Order:
+    """The batches of a source whose examples can be read in any order.
+
+    Args:
+        length: Number of examples.
+        batch_size: Examples of a global batch.
+        shuffle: False: in the order of the source. True: in an order of all examples that is new
+            in every pass. "batch": runs of `batch_size` neighbours stay together, in an order that
+            is new in every pass; an incomplete last one stays last.
+        seed: What the orders are drawn from; needed with `shuffle`.
+        drop: Whether the last batch is left out if it is not full.
+
+    Example:
+        >>> Order(5, 2).indices(0, 2)
+        array([4])
+    """
+
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        *,
+        shuffle: bool | str = False,
+        seed: int | None = None,
+        drop: bool = False,
+    ):
+        if shuffle and seed is None:
+            raise ConfigError("a seed for an order that is shuffled", "None")
+        self.length = length
+        self.batch_size = batch_size
+        self.batches = length // batch_size if drop else -(-length // batch_size)
+        self._shuffle = shuffle
+        self._seed = seed or 0
+        self._known: dict[int, np.ndarray] = {}
+
+    def rows(self, batch: int) -> int:
+        """Returns the number of examples in a batch."""
+        return max(0, min(self.batch_size, self.length - batch * self.batch_size))
+
+    def indices(self, epoch: int, batch: int, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """Returns the examples of a batch, from the `begin`-th to before the `end`-th of it.
+
+        Args:
+            epoch: Number of the pass over the data, from 0.
+            batch: Number of the batch in it, from 0.
+            begin: First row of the batch.
+            end: Row of the batch to end before; None: all.
+        """
+        rows = self.rows(batch)
+        end = rows if end is None else min(end, rows)
+        begin = min(begin, end)
+        first = batch * self.batch_size
+        if not self._shuffle:
+            return np.arange(first + begin, first + end)
+        order = self._permutation(epoch)
+        if self._shuffle == "batch":
+            first = int(order[batch] if batch < len(order) else batch) * self.batch_size
+            return np.arange(first + begin, first + end)
+        return order[first + begin : first + end].astype(np.int64)
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if epoch not in self._known:
+            whole = self.length // self.batch_size
+            count = whole if self._shuffle == "batch" else self.length
+            # Reading ahead crosses into the next pass before the last batch of one is asked for.
+            self._known = {e: p for e, p in self._known.items() if e == epoch - 1}
+            self._known[epoch] = permutation(count, self._seed, epoch)
+        return self._known[epoch]
+
+
+def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+    """Returns the numbers below `count` in the order of a pass.
+
+    The same in every version of NumPy, whose `RandomState` is frozen: a job that is restarted from
+    a newer image goes on in the same order.
+
+    Args:
+        count: How many.
+        seed: Any whole number that is not negative.
+        epoch: Number of the pass.
+    """
+    words = [seed >> shift & 0xFFFFFFFF for shift in range(0, max(64, seed.bit_length()), 32)]
+    order = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64)
+    np.random.RandomState([*words, epoch & 0xFFFFFFFF]).shuffle(order)
+    return order
+
+
+def shares(rows: int, replicas: int) -> list[int]:
+    """Returns the examples of each replica: as even as can be, and none twice.
+
+    >>> shares(7, 3)
+    [3, 2, 2]
+    """
+    each, more = divmod(rows, replicas)
+    return [each + (replica < more) for replica in range(replicas)]
+
+
+def part(rows: int, workers: int, worker: int, replicas: int = 1) -> tuple[int, list[int]]:
+    """Returns where a worker's part of a batch begins, and the examples of each of its replicas.
+
+    Args:
+        rows: Examples of the global batch.
+        workers: Number of workers.
+        worker: Number of this one.
+        replicas: Replicas of each worker.
+    """
+    counts = shares(rows, workers * replicas)
+    first = worker * replicas
+    return sum(counts[:first]), counts[first : first + replicas]
+
+
+def assign(counts: Sequence[int], workers: int) -> list[list[int]]:
+    """Returns the files of each worker, so that all have about as many examples.
+
+    Args:
+        counts: Examples (or bytes) of each file.
+        workers: Number of workers.
+    """
+    files: list[list[int]] = [[] for _ in range(workers)]
+    loads = [0] * workers
+    for index in sorted(range(len(counts)), key=lambda i: (-counts[i], i)):
+        lightest = loads.index(min(loads))
+        files[lightest].append(index)
+        loads[lightest] += counts[index]
+    return [sorted(each) for each in files]

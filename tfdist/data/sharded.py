@@ -1,0 +1,231 @@
+"""Data that any number of workers read together, and what `fit` takes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdist.data.order import Order
+from tfdist.data.parts import IndexedPart
+from tfdist.data.parts import Maps
+from tfdist.data.parts import Place
+from tfdist.data.parts import describe
+from tfdist.data.parts import pad
+from tfdist.data.policy import Facts
+from tfdist.data.policy import Policy
+from tfdist.data.policy import choose
+from tfdist.data.streams import StreamPart
+from tfdist.data.world import drawn_seed
+from tfdist.data.world import workers_here
+
+REMAINDERS = ("pad", "partial", "drop")
+#: Examples that a shuffle buffer holds unless told otherwise.
+BUFFER = 10_000
+
+
+class Padded(NamedTuple):
+    """A batch of a fixed number of examples, some of which may be there to fill it only.
+
+    Attributes:
+        data: Structure of tensors, as the source gives it.
+        mask: Bool [rows]: False for an example that is there to fill the batch.
+    """
+
+    data: Any
+    mask: Any
+
+
+class Sharded:
+    """Examples in global batches, each of which the workers of a job read together.
+
+    `tfdist.data.shard` makes it; `fit`, `evaluate` and `predict` take it under every strategy.
+
+    Iterating over it yields this process's part of each global batch of one pass: of the worker
+    that this process is, or all of it where there is one worker. With `remainder="pad"` these are
+    `Padded`, pairs of the data and a mask; else the data. Each iteration is the next pass.
+
+    Args:
+        source: A source of `tfdist.data.indexed` or `tfdist.data.sources`.
+        maps: What is done to a worker's examples.
+        batch_size: Examples of a global batch.
+        shuffle, seed, policy, remainder, buffer: As for `shard`.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        maps: Maps,
+        *,
+        batch_size: int,
+        shuffle: bool | str = False,
+        seed: int | None = None,
+        policy: str = "auto",
+        remainder: str = "pad",
+        buffer: int = BUFFER,
+    ):
+        self._source = source
+        self._maps = maps
+        self.global_batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.remainder = remainder
+        self._wanted = policy
+        self._buffer = buffer
+        self._next = 0
+        self._whole: Any = None
+
+    @property
+    def facts(self) -> Facts:
+        """What is known of the source."""
+        facts: Facts = self._source.facts
+        return facts
+
+    @property
+    def num_examples(self) -> int | None:
+        """Examples of a pass, or None where that is not known."""
+        return self.facts.examples
+
+    @property
+    def num_batches(self) -> int | None:
+        """Global batches of a pass, or None where that is not known."""
+        examples = self.facts.examples
+        if examples is None:
+            return None
+        size = self.global_batch_size
+        return examples // size if self.remainder == "drop" else -(-examples // size)
+
+    @property
+    def element_spec(self) -> Any:
+        """Structure of `tf.TypeSpec` of one global batch, without the mask."""
+        rows: int | None = self.global_batch_size
+        if self.remainder == "partial":
+            examples = self.facts.examples
+            rows = rows if examples is not None and examples % self.global_batch_size == 0 else None
+        return with_rows(self.whole().spec, rows)
+
+    @property
+    def policy(self) -> str:
+        """The name of the policy in this process's cluster: "example", "file" or "given"."""
+        return self.policy_for(workers_here()[0]).name
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the data is split as it is in this process's cluster."""
+        return list(self.policy_for(workers_here()[0]).reasons)
+
+    def policy_for(self, workers: int) -> Policy:
+        """Returns how the data is split over a number of workers."""
+        return choose(self.facts, workers, self._wanted)
+
+    def mapped(self, function: Callable[..., Any]) -> Sharded:
+        """Returns the same data with `function` applied to the batches that a worker has."""
+        return Sharded(
+            self._source,
+            self._maps._replace(batch=(*self._maps.batch, function)),
+            batch_size=self.global_batch_size,
+            shuffle=self.shuffle,
+            seed=self.seed,
+            policy=self._wanted,
+            remainder=self.remainder,
+            buffer=self._buffer,
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Returns what tells this data, and the order of it, from others; fit for JSON."""
+        return {
+            "kind": self.facts.kind,
+            **self._source.fingerprint(),
+            "spec": describe(self.whole().spec),
+            "global_batch_size": self.global_batch_size,
+            "shuffle": self.shuffle,
+            "remainder": "drop" if self.remainder == "drop" else "keep",
+        }
+
+    def part(self, place: Place, seed: int) -> Any:
+        """Returns one worker's part: an `IndexedPart` or a `StreamPart`.
+
+        Args:
+            place: Which.
+            seed: What the orders are drawn from, the same on all workers.
+        """
+        policy = self.policy_for(place.workers)
+        drop = self.remainder == "drop"
+        facts = self.facts
+        if facts.is_indexed and policy.name == "example":
+            order = Order(
+                self._source.length,
+                self.global_batch_size,
+                shuffle=self.shuffle,
+                seed=seed if self.shuffle else None,
+                drop=drop,
+            )
+            return IndexedPart(self._source, order, place, self._maps)
+        is_whole = policy.name == "example"
+        lengths = None if policy.examples is None else list(policy.examples)
+        if is_whole and facts.examples is not None:
+            lengths = [facts.examples]
+        return StreamPart(
+            lambda epoch: self._source.examples(
+                epoch, place, policy, seed if self.shuffle else None
+            ),
+            place,
+            self._maps,
+            batch_size=self.global_batch_size,
+            is_whole=is_whole,
+            lengths=lengths,
+            drop=drop,
+            shuffle=self._buffer if self.shuffle else None,
+            seed=seed,
+        )
+
+    def whole(self) -> Any:
+        """Returns all of the data as the part of one worker with one replica."""
+        if self._whole is None:
+            # What the data looks like does not depend on the seed.
+            self._whole = self.part(Place(), 0)
+        return self._whole
+
+    def __iter__(self) -> Iterator[Any]:
+        workers, worker = workers_here()
+        epoch = self._next
+        self._next += 1
+        return self.batches(workers, worker, epoch)
+
+    def batches(self, workers: int = 1, worker: int = 0, epoch: int = 0) -> Iterator[Any]:
+        """Yields the batches of one worker in one pass, in the form of iterating over this.
+
+        Args:
+            workers: Number of workers.
+            worker: Number of this one, from 0.
+            epoch: Number of the pass, from 0.
+        """
+        place = Place(workers, worker)
+        part = self.part(place, self._own_seed())
+        full = -(-self.global_batch_size // workers)
+        for element in part.iterator(epoch):
+            data = element[0] if part.is_tagged else element
+            if self.remainder == "pad":
+                yield Padded(*pad(data, full))
+            else:
+                yield data
+
+    def _own_seed(self) -> int:
+        if self.seed is None:
+            # From now on it is this data's: every pass from one seed.
+            self.seed = drawn_seed() if self.shuffle else 0
+        return self.seed
+
+
+def with_rows(spec: Any, rows: int | None) -> Any:
+    """Returns the spec of batches of `rows` examples."""
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, tf.TensorSpec) and leaf.shape.rank:
+            return tf.TensorSpec([rows, *leaf.shape[1:]], leaf.dtype)
+        return leaf
+
+    return tf.nest.map_structure(one, spec)
