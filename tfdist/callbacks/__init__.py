@@ -1,6 +1,6 @@
 """Callbacks for `fit`, under every strategy.
 
-    model.fit(data, epochs=3, callbacks=[tfdist.callbacks.BackupAndRestore("dir", save_every=100)])
+model.fit(data, epochs=3, callbacks=[tfdist.callbacks.BackupAndRestore("dir", save_every=100)])
 """
 
 from __future__ import annotations

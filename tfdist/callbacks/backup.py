@@ -18,8 +18,8 @@ from tfdist.engine.training import Training
 from tfdist.engine.watcher import Watcher
 from tfdist.errors import ConfigError
 from tfdist.errors import UnsupportedError
-from tfdist.state.store import Store
 from tfdist.state.commit import Snapshot
+from tfdist.state.store import Store
 from tfdist.state.writer import AsyncWriter
 
 log = logging.getLogger("absl")

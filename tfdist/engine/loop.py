@@ -23,6 +23,8 @@ from tfdist.engine.inputs import Feed
 from tfdist.engine.inputs import executions
 from tfdist.engine.logs import results
 from tfdist.engine.peers import Peers
+from tfdist.engine.readers import Batch
+from tfdist.engine.replicas import is_synchronous
 from tfdist.engine.statistics import Statistics
 from tfdist.engine.steps import StepFunction
 from tfdist.engine.training import Training
@@ -38,7 +40,10 @@ def fit(model: Any, asked: FitArguments) -> Any:
     """
     peers = Peers(model.distribute_strategy, "fit")
     with peers.together():
-        sources = asked.sources(functools.partial(Feed, model.distribute_strategy))
+        is_watched = has_watchers(asked.callbacks)
+        sources = asked.sources(
+            functools.partial(Feed, model.distribute_strategy), recoverable=is_watched
+        )
         feed, held_out = sources.feed, sources.held_out
 
         def validate(calls: Any, what: str) -> dict[str, Any]:
@@ -54,7 +59,7 @@ def fit(model: Any, asked: FitArguments) -> Any:
             "epochs": asked.epochs,
             "validation_data": "given" if held_out else "not given",
             "validation_freq": asked.validation_freq,
-            "a BackupAndRestore": "given" if has_watchers(asked.callbacks) else "not given",
+            "a BackupAndRestore": "given" if is_watched else "not given",
         }
         if held_out is not None:
             agreed |= {f"validation {k}": v for k, v in prepare.data_facts(held_out).items()}
@@ -101,6 +106,7 @@ def _fit(
     )
     _set_metrics(model.train_function, reads_logs)
 
+    alone = None if is_synchronous(model.distribute_strategy) else model.distribute_strategy
     for epoch in range(start, epochs):
         if training.is_stopped and not training.is_within_epoch:
             break
@@ -111,7 +117,7 @@ def _fit(
         accumulation.part()
         batches = training.batches()
         for _, execution in executions(batches, model.steps_per_execution):
-            counted = _Counted(execution)
+            counted = _Counted(execution, alone)
             calls.on_train_batch_begin(training.batch)
             logs = model.train_function(counted)
             training.advance(counted.count, logs)
@@ -200,8 +206,9 @@ def _evaluate(model: Any, feed: Feed, peers: Peers, calls: Any, what: str) -> di
     model.reset_metrics()
     feed.restart()
     batches = feed.epoch()
+    alone = None if is_synchronous(model.distribute_strategy) else model.distribute_strategy
     for begin, execution in executions(batches, model.steps_per_execution):
-        counted = _Counted(execution)
+        counted = _Counted(execution, alone)
         calls.on_test_batch_begin(begin)
         logs = model.test_function(counted)
         calls.on_test_batch_end(begin + counted.count - 1, logs)
@@ -219,10 +226,17 @@ def stops(peers: Peers, agree: bool, flag: bool) -> bool:
 
 
 class _Counted:
-    """An iterator that counts what was taken."""
+    """An iterator over batches that counts what was taken.
 
-    def __init__(self, inner: Any):
+    Args:
+        inner: Iterator over what a feed yields.
+        strategy: The default strategy, under which a step is Keras's own and takes plain data;
+            else None.
+    """
+
+    def __init__(self, inner: Any, strategy: Any):
         self._inner = inner
+        self._strategy = strategy
         self.count = 0
 
     def __iter__(self) -> _Counted:
@@ -231,6 +245,8 @@ class _Counted:
     def __next__(self) -> Any:
         value = next(self._inner)
         self.count += 1
+        if self._strategy is not None and isinstance(value, Batch):
+            return value.unpacked(self._strategy)
         return value
 
 

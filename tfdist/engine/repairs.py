@@ -51,11 +51,12 @@ def is_ours(model: Any) -> bool:
 
 def needs_our_loop(given: Mapping[str, Any]) -> bool:
     """Whether a `fit` with these arguments needs the engine on one device, too."""
+    from tfdist.data.sharded import Sharded
     from tfdist.engine import watcher
 
     if watcher.has_watchers(given.get("callbacks")):
         return True
-    return bool(getattr(given.get("x"), "needs_our_loop", False))
+    return any(isinstance(given.get(name), Sharded) for name in ("x", "validation_data"))
 
 
 @functools.cache

@@ -115,6 +115,7 @@ class Training:
             self._put_variables()
             self._put_history()
         elif self._found is not None:
+            self._put_data(self._mine(self._found))
             self._tables = callback_states.reopen_tables(
                 self._calls.callbacks, self._found["epoch"]
             )
@@ -140,7 +141,6 @@ class Training:
             return start
         self._put_variables()
         self._put_history()
-        self._put_data(self._mine(found))
         self.epoch, self.batch, self.step = found["epoch"], found["batch"], found["step"]
         self.logs = plain.decode(self._mine(found)["logs"])
         self.epoch_logs = plain.decode(found["epoch_logs"])
@@ -422,8 +422,8 @@ class Training:
     def _put_data(self, mine: dict[str, Any]) -> None:
         assert self._found is not None
         restore = getattr(self.feed, "restore", None)
-        if mine["data"] is not None and callable(restore) and "data" not in self._other:
-            restore(plain.decode(mine["data"]))
+        if mine["data"] is not None and callable(restore):
+            restore(plain.decode(mine["data"]), force="data" in self._other)
 
     def _put_own(self) -> None:
         """Restores callbacks, and generators last: who restores anything else may draw."""

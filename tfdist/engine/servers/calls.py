@@ -57,6 +57,7 @@ def source(strategy: Any, x: Any, y: Any = None, weight: Any = None, **options: 
             ", ".join(unknown),
             "let the function's dataset give (x, y, sample_weight) in batches",
         )
+    # An earlier process's place in it is not known: `options["recoverable"]` means nothing here.
     dispatcher = dispatcher_of(strategy)
     return WorkerData(dispatcher.coordinator, x, dispatcher.workers, options.get("steps"))
 

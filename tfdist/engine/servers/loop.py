@@ -26,6 +26,7 @@ from tfdist.engine.servers.calls import works
 from tfdist.engine.servers.epoch_logs import EpochLogs
 from tfdist.engine.servers.flow import Flow
 from tfdist.engine.training import Training
+from tfdist.engine.watcher import has_watchers
 
 
 @together
@@ -36,7 +37,10 @@ def fit(model: Any, asked: FitArguments) -> Any:
         UnsupportedError: The model asks for what workers that do not wait for each other cannot do.
         PeerLostError: A parameter server died, or no worker answers.
     """
-    sources = asked.sources(functools.partial(source, model.distribute_strategy))
+    sources = asked.sources(
+        functools.partial(source, model.distribute_strategy),
+        recoverable=has_watchers(asked.callbacks),
+    )
     validate = None
     if sources.held_out is not None:
 
