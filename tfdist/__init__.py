@@ -47,7 +47,8 @@ _PUBLIC = {
 }
 _MODULES = ("callbacks", "layers", "optimizers", "testing")
 
-__all__ = ["__version__", *_PUBLIC, *_MODULES]
+#: Without the packages: `from tfdist import *` imports no TensorFlow.
+__all__ = ["__version__", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
@@ -61,4 +62,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_MODULES])

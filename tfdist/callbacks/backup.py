@@ -118,13 +118,13 @@ class BackupAndRestore(Watcher):
             self._writer = AsyncWriter(self._store)
         training.resume(found, self.override, is_over=is_over)
         if training.is_over:
-            self._ended += 1
             log.warning(
                 "the run in %s has ended after %d steps: nothing is trained. To train anew, give "
                 "another directory or remove this one",
                 self._place(),
                 training.start,
             )
+            self._ended += 1
         self._schedule.begin(training.start)
 
     def is_due(self, training: Training) -> bool:

@@ -197,7 +197,7 @@ def _rows(
         for name in local
         if any(each["digests"][name] != everyone[0]["digests"][name] for each in everyone)
     ]
-    sent = [{}] * len(everyone)
+    sent: list[dict[str, str]] = [{}] * len(everyone)
     if differing:
         mine = {name: base64.b64encode(local[name].tobytes()).decode() for name in differing}
         sent = peers.gather("values of its replicas", mine)

@@ -17,6 +17,7 @@ import json
 import logging
 import warnings
 import weakref
+from collections.abc import Generator
 from collections.abc import Iterable
 from typing import Any
 
@@ -180,7 +181,7 @@ class Training:
         """Returns the batches of this epoch that are left to do."""
         if self._is_done:
             # The earlier process was about to stop: it is not gone on with.
-            return (each for each in ())
+            return _nothing()
         return self.feed.epoch(done=self.batch) if self.batch else self.feed.epoch()
 
     def advance(self, batches: int, logs: Any) -> None:
@@ -367,7 +368,7 @@ class Training:
 
     def _own(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         """Returns what this worker has of its own; its callbacks' arrays are put into `arrays`."""
-        states = self._states.capture(arrays)
+        states: dict[str, Any] | None = self._states.capture(arrays)
         if not self.is_chief and len(json.dumps(states)) > _LONGEST:
             states = None
         where = getattr(self.feed, "position", None)
@@ -433,6 +434,10 @@ class Training:
         self._states.restore(states, self._small)
         self.model.stop_training = self.is_stopped
         randomness_state.restore(mine["random"])
+
+
+def _nothing() -> Generator[Any, None, None]:
+    yield from ()
 
 
 def _is_rate(entry: Entry) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Iterator
@@ -55,10 +56,8 @@ class Flow:
         """
         try:
             while not self._has_ended:
-                first = self._training.batch
-                self._run = self._executor.run(
-                    self._until_pause(), lambda batch, first=first: begin(first + batch)
-                )
+                begins = functools.partial(_begin_after, begin, self._training.batch)
+                self._run = self._executor.run(self._until_pause(), begins)
                 yield from self._run
                 if self._pauses and not self._has_ended:
                     self._pauses = False
@@ -94,3 +93,7 @@ class Flow:
         for batch in batches:
             self._read += 1
             yield batch
+
+
+def _begin_after(begin: Callable[[int], None], done: int, batch: int) -> None:
+    begin(done + batch)
