@@ -112,20 +112,18 @@ class IndexedPart:
         return iter(self._dataset)
 
     def _indices(self) -> Iterator[np.ndarray]:
-        epoch, first = self._epoch, self._batch
+        """Yields the examples of this worker: [batches, examples], batches of the same size."""
+        order, first, epoch = self._order, self._batch, self._epoch
+        whole = min(self.batches, order.length // order.batch_size)
         while first < self.batches:
-            group: list[np.ndarray] = []
-            for batch in range(first, min(first + _CHUNK, self.batches)):
-                begin, counts = part(self._order.rows(batch), *self._place)
-                chosen = self._order.indices(epoch, batch, begin, begin + sum(counts))
-                if group and len(chosen) != len(group[0]):
-                    yield np.stack(group)
-                    group = []
-                if len(chosen):
-                    group.append(chosen)
-            if group:
-                yield np.stack(group)
-            first += _CHUNK
+            # A last batch that is not full comes alone.
+            last = min(first + _CHUNK, whole) if first < whole else first + 1
+            begin, counts = part(order.rows(first), *self._place)
+            batches = np.arange(first, last)[:, np.newaxis]
+            places = batches * order.batch_size + begin + np.arange(sum(counts))
+            if places.size:
+                yield order.at(epoch, places)
+            first = last
 
 
 def spread(rows: int, place: Place) -> list[list[int]]:

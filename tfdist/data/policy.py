@@ -88,7 +88,11 @@ def choose(facts: Facts, workers: int, wanted: str = "auto") -> Policy:
             reason = f"{count} files of even {known} for {workers} workers"
             return _by_file(facts, workers, (*facts.notes, reason))
         return _by_example(facts, (*facts.notes, why_not))
-    return _by_example(facts, facts.notes)
+    reasons = facts.notes
+    if workers > 1 and facts.counts is not None and _why_not_by_file(facts, workers) is None:
+        other = "files are even, but batches of whole files would depend on the number of workers"
+        reasons = (*reasons, other)
+    return _by_example(facts, reasons)
 
 
 def _by_example(facts: Facts, reasons: tuple[str, ...]) -> Policy:

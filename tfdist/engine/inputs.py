@@ -191,6 +191,8 @@ class Feed:
             self._source.reseed(position["seed"])
         self._passes, self._taken = position["epoch"], position["batch"]
         self._iterators = position["iterators"]
+        if self.steps is not None:
+            self._length = self._taken or None
         self._open = self._resumed = position["open"]
         place = place_of(self.strategy)
         same = (place.workers, place.replicas) == (position["workers"], position["replicas"])

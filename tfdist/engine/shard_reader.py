@@ -40,6 +40,7 @@ class ShardReader:
         self._shares = None if is_asynchronous(strategy) else Shares(strategy)
         self._is_fixed = has_fixed_parts(part)
         self._epoch, self._batch = -1, 0
+        self._read_here = self._read_by_all = 0
         self._iterator: Any = None
 
     def go_to(self, epoch: int, batch: int, state: bytes | None = None) -> None:
@@ -51,6 +52,7 @@ class ShardReader:
             state: What `saved` has returned there, or None.
         """
         self._epoch, self._batch = epoch, batch
+        self._read_here = self._read_by_all = 0
         self._iterator = self._part.iterator(epoch, batch)
         if state is not None:
             iterators.restore(self._iterator, state)
@@ -66,6 +68,19 @@ class ShardReader:
         return None if self._part.seeks else iterators.saved(self._iterator)
 
     def next(self) -> Any:
+        batch = self._next()
+        if batch is None and self._read_by_all:
+            log.info(
+                "pass %d over the data: %d of %d examples read by this worker, in %d batches",
+                self._epoch + 1,
+                self._read_here,
+                self._read_by_all,
+                self._batch,
+            )
+            self._read_here = self._read_by_all = 0
+        return batch
+
+    def _next(self) -> Any:
         part = self._part
         if part.batches is not None and self._batch >= part.batches:
             return None
@@ -80,6 +95,8 @@ class ShardReader:
             if part.is_tagged and self._batch == 0:
                 self._gather(_GOES_ON, tag, everyone[self._worker])
         self._batch += 1
+        self._read_here += sum(everyone[self._worker])
+        self._read_by_all += sum(map(sum, everyone))
         return self._batch_of(data, everyone)
 
     def _read(self, is_there: bool = True) -> tuple[Any, tuple[int, int]]:

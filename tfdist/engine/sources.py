@@ -55,7 +55,9 @@ class Source(Protocol):
     spec: Any
     policy: str
     seed: int | None
-    spare: bool
+
+    @property
+    def spare(self) -> bool: ...
 
     @property
     def num_batches(self) -> int | None: ...
@@ -244,12 +246,13 @@ class Given:
             self._ordered.turn_to(epoch, max(0, batch))
             self._reader.start()
             return
+        # What shuffles anew for every iterator is only in its order after as many of them: also
+        # where the state is known, which at the end of a pass holds nothing of its shuffles.
+        for _ in range(iterators - 1 if state is not None else iterators):
+            self._reader.start()
         if state is not None:
             self._reader.restore(batch, state)
             return
-        # What shuffles anew for every iterator is only in its order after as many of them.
-        for _ in range(iterators):
-            self._reader.start()
         if batch > 0 and _is_shuffled_otherwise(self._dataset):
             log.warning(
                 "the data is shuffled without a seed: pass %d goes on in another order than before "

@@ -1,0 +1,276 @@
+"""Sources made from files, datasets, functions and generators."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.indexed import example
+from tfdist.data.order import permutation
+from tfdist.data.parts import Place
+from tfdist.data.parts import describe
+from tfdist.data.policy import Facts
+from tfdist.data.policy import Policy
+from tfdist.data.records import Records
+from tfdist.errors import ConfigError
+
+_AT_ONCE = 64  # Records that are read in one call of Python.
+_INTERLEAVED = 8  # Files that a worker reads at a time where it reads them in order.
+
+
+class RecordSource:
+    """The records of TFRecord files.
+
+    Args:
+        paths: The files.
+        compression: "", "GZIP" or "ZLIB".
+        ranges: As for `Records`.
+        notes: What was found out on the way.
+    """
+
+    kind = "records"
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        compression: str = "",
+        ranges: Sequence[tuple[int, int]] | None = None,
+        notes: tuple[str, ...] = (),
+    ):
+        self._paths = list(paths)
+        self._compression = compression
+        sizes = tuple(int(tf.io.gfile.stat(path).length) for path in self._paths)
+        is_local = not any("://" in path for path in self._paths)
+        self._records = Records(self._paths, ranges) if is_local and not compression else None
+        counts = self._records.counts if self._records else None
+        self.length = sum(counts or ())
+        loads = counts or sizes
+        if not any(loads):
+            raise ConfigError("files with records in them", f"{len(paths)} files with none")
+        if empty := len(loads) - sum(map(bool, loads)):
+            notes = (*notes, f"{empty} of {len(loads)} files hold no record")
+        if self._records is None:
+            why = f"compressed ({compression})" if compression else "not on a local disk"
+            notes = (*notes, f"files that are {why} are read in order, their records not counted")
+        self.facts = Facts(
+            self.kind,
+            examples=None if counts is None else self.length,
+            is_indexed=counts is not None,
+            counts=counts,
+            sizes=sizes,
+            notes=notes,
+        )
+
+    def batches(self, indices: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns a dataset of the records at each vector of indices."""
+        records = self._records
+        assert records is not None
+
+        def read(rows: np.ndarray) -> np.ndarray:
+            return np.array(records.read(rows), object)
+
+        def batch(rows: Any) -> Any:
+            found = tf.numpy_function(read, [rows], tf.string)
+            return tf.ensure_shape(found, [None])
+
+        return indices.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+    def examples(
+        self, epoch: int, place: Place, policy: Policy, seed: int | None
+    ) -> tf.data.Dataset:
+        """Returns the records that a worker reads in a pass, files in an order of the pass."""
+        sizes = self.facts.counts or self.facts.sizes or ()
+        mine = range(len(self._paths)) if policy.files is None else policy.files[place.worker]
+        files = [index for index in mine if sizes[index]]
+        if seed is not None:
+            files = [files[index] for index in permutation(len(files), seed, epoch)]
+        if self._records is not None:
+            ends = np.cumsum(sizes)
+            rows = np.concatenate([np.arange(ends[i] - sizes[i], ends[i]) for i in files])
+            return self.batches(tf.data.Dataset.from_tensor_slices(rows).batch(_AT_ONCE)).unbatch()
+        paths = tf.data.Dataset.from_tensor_slices([self._paths[index] for index in files])
+        return paths.interleave(
+            lambda path: tf.data.TFRecordDataset(path, self._compression, 4 << 20),
+            cycle_length=_INTERLEAVED,
+            num_parallel_calls=tf.data.AUTOTUNE,
+            deterministic=True,
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Returns what tells this data from other data."""
+        files = list(zip(map(_base, self._paths), self.facts.sizes or (), strict=True))
+        return {
+            "examples": self.facts.examples,
+            "files": len(files),
+            "names and sizes": zlib.crc32(repr(files).encode()),
+            "bytes": sum(self.facts.sizes or ()),
+        }
+
+
+class DatasetSource:
+    """A `tf.data.Dataset` of examples; one of batches is taken apart.
+
+    Args:
+        dataset: The dataset, the same on all workers.
+        place: Which worker this is, of how many.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, place: Place):
+        notes: tuple[str, ...] = ()
+        if is_batched(dataset):
+            dataset = dataset.unbatch()
+            notes = ("the dataset's own batches are taken apart and put together anew",)
+        self._dataset = dataset
+        kind = "dataset"
+        if _own_shard(dataset, place):
+            kind = "dataset_fn"
+            notes += (f"the dataset holds shard({place.workers}, {place.worker}) already",)
+        known = int(dataset.cardinality())
+        if known == 0:
+            raise ConfigError("at least one example", "an empty dataset")
+        if known == tf.data.INFINITE_CARDINALITY:
+            notes += ("the dataset never ends: fit needs steps_per_epoch",)
+        self.facts = Facts(kind, examples=known if known > 0 else None, notes=notes)
+
+    def examples(
+        self, epoch: int, place: Place, policy: Policy, seed: int | None
+    ) -> tf.data.Dataset:
+        """Returns the examples that a worker reads in a pass."""
+        return self._dataset
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Returns what tells this data from other data."""
+        spec = tf.nest.map_structure(lambda leaf: leaf, self._dataset.element_spec)
+        return {"examples": self.facts.examples, "of": describe(spec)}
+
+
+class FunctionSource:
+    """A function that gives each worker a dataset of its own examples.
+
+    Args:
+        function: Takes a `tf.distribute.InputContext` and returns a `tf.data.Dataset` that holds
+            this worker's examples, or batches of them, which are taken apart.
+    """
+
+    facts = Facts("dataset_fn")
+
+    def __init__(self, function: Callable[[Any], tf.data.Dataset]):
+        self._function = function
+        self._made: dict[Place, tf.data.Dataset] = {}
+
+    def examples(
+        self, epoch: int, place: Place, policy: Policy, seed: int | None
+    ) -> tf.data.Dataset:
+        """Returns the examples that a worker reads in a pass."""
+        if place not in self._made:
+            context = _Watched(place.workers, place.worker, place.workers * place.replicas)
+            dataset = self._function(context)
+            if not isinstance(dataset, tf.data.Dataset):
+                raise ConfigError(
+                    "a dataset function that returns a tf.data.Dataset",
+                    f"one that returns a {type(dataset).__name__}",
+                )
+            if place.workers > 1 and not context.was_asked:
+                raise ConfigError(
+                    "a dataset function that gives each worker its own part, by "
+                    "context.input_pipeline_id",
+                    f"one that did not ask which of {place.workers} workers it is called for",
+                    "add .shard(context.num_input_pipelines, context.input_pipeline_id), or pass "
+                    "the dataset itself to tfdist.data.shard",
+                )
+            self._made[place] = dataset.unbatch() if is_batched(dataset) else dataset
+        return self._made[place]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Returns what tells this data from other data: of a function there is little."""
+        return {"function": getattr(self._function, "__name__", type(self._function).__name__)}
+
+
+class GeneratorSource:
+    """What a generator function yields, read anew in every pass.
+
+    Args:
+        make: Returns an iterable of examples, the same ones on all workers.
+    """
+
+    facts = Facts(
+        "generator",
+        notes=("what a generator yields can neither be counted nor skipped",),
+    )
+
+    def __init__(self, make: Callable[[], Iterable[Any]]):
+        self._make = make
+        first = next(iter(make()), None)
+        if first is None:
+            raise ConfigError("at least one example", "a generator that yields none")
+        self._signature = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype)), example(first)
+        )
+
+    def examples(
+        self, epoch: int, place: Place, policy: Policy, seed: int | None
+    ) -> tf.data.Dataset:
+        """Returns the examples of a pass."""
+
+        def run() -> Iterator[Any]:
+            for value in self._make():
+                yield example(value)
+
+        return tf.data.Dataset.from_generator(run, output_signature=self._signature)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Returns what tells this data from other data: the first example is all there is."""
+        return {"of": [f"{s.dtype.name}{list(s.shape)}" for s in tf.nest.flatten(self._signature)]}
+
+
+class _Watched(tf.distribute.InputContext):  # type: ignore[misc]
+    """A context that knows whether it was asked which worker it is for."""
+
+    was_asked = False
+
+    @property
+    def input_pipeline_id(self) -> int:
+        self.was_asked = True
+        number: int = super().input_pipeline_id
+        return number
+
+
+#: Datasets that change neither the number of elements in a batch nor what an element is.
+_PLAIN = ("Prefetch", "Options", "Take", "Skip", "Repeat", "Shuffle", "Cache", "Map", "Shard")
+
+
+def is_batched(dataset: tf.data.Dataset) -> bool:
+    """Whether the elements of a dataset are batches, as far as can be seen from outside."""
+    while True:
+        name = type(dataset).__name__
+        if "Batch" in name and "Unbatch" not in name:
+            return True
+        inputs = dataset._inputs()
+        if len(inputs) != 1 or not any(part in name for part in _PLAIN) or "FlatMap" in name:
+            return False
+        [dataset] = inputs
+
+
+def _own_shard(dataset: tf.data.Dataset, place: Place) -> bool:
+    """Whether a dataset holds `shard(workers, worker)` of this very worker."""
+    waiting = [dataset] if place.workers > 1 else []
+    while waiting:
+        each = waiting.pop()
+        waiting += each._inputs()
+        if "ShardDataset" in type(each).__name__:
+            found = int(each._num_shards), int(each._index)
+            if found == (place.workers, place.worker):
+                return True
+    return False
+
+
+def _base(path: str) -> str:
+    return PurePath(path).name
