@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import ConfigError
+from tfdist.errors import StoreError
 from tfdist.state import facts as plain_facts
 from tfdist.state import reading
 from tfdist.state.fence import explained
@@ -24,7 +25,7 @@ from tfdist.state.manifest import read_record
 from tfdist.state.values import DataFile
 from tfdist.state.values import write_values
 
-_MAIN_PART = "main"
+_MAIN_FILE = "main.bin"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,12 +135,21 @@ class OpenCommit:
         """
         self._facts.update(facts or {})
         if arrays or blobs:
-            self.add_part(write_part(self.directory, _MAIN_PART, arrays or {}, blobs))
+            path = self.path(_MAIN_FILE)
+            self._add(write_values(self._files, path, _MAIN_FILE, arrays or {}, blobs or {}))
 
     def add_part(self, part: Mapping[str, Any]) -> None:
         """Makes what `write_part` returned in another process a part of this commit."""
         record = dict(part)
-        self._add(read_record(str(record.pop("name", "")), record))
+        file = read_record(_file_name(record.pop("name", "")), record)
+        size = self._files.size(self.path(file.name))
+        if size != file.size:
+            raise StoreError(
+                f"the part {file.name} of {file.size} bytes in {self.directory}",
+                f"{size} bytes",
+                "give write_part's result to add_part once the part is complete",
+            )
+        self._add(file)
 
     def add_file(self, name: str) -> None:
         """Makes a file that lies at `path(name)` and is complete a part of this commit.

@@ -128,6 +128,9 @@ class LocalFiles:
         try:
             while piece := os.read(descriptor, CHUNK):
                 yield piece
+        except OSError as error:
+            error.filename = path
+            raise
         finally:
             os.close(descriptor)
 
@@ -267,4 +270,4 @@ def _os_errors(path: str) -> Iterator[None]:
     except tf.errors.ResourceExhaustedError as error:
         raise OSError(errno.ENOSPC, str(error), path) from error
     except tf.errors.OpError as error:
-        raise OSError(errno.EIO, str(error), path) from error
+        raise OSError(errno.EREMOTEIO, str(error), path) from error

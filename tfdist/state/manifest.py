@@ -51,7 +51,7 @@ class Manifest:
             "number": self.number,
             "files": {name: file_record(file) for name, file in self.files.items()},
         }
-        return json.dumps({"crc32": _checksum(body), "manifest": body}, indent=1).encode()
+        return _text({"crc32": _checksum(body), "manifest": body})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
@@ -71,7 +71,7 @@ class Manifest:
             raise ValueError(f"{MANIFEST} is not one of tfdist")
         if body.get("version") != _VERSION:
             raise ValueError(f"{MANIFEST} is of version {body.get('version')!r}, not {_VERSION}")
-        if outer.get("crc32") != _checksum(body):
+        if outer.get("crc32") != _checksum(body) or data != _text(outer):
             raise ValueError(f"{MANIFEST} is damaged: its checksum is wrong")
         try:
             files = {name: read_record(name, file) for name, file in body["files"].items()}
@@ -121,6 +121,10 @@ def _natural(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise TypeError(f"a natural number, not {value!r}")
     return value
+
+
+def _text(outer: dict[str, Any]) -> bytes:
+    return json.dumps(outer, indent=1).encode()
 
 
 def _checksum(body: dict[str, Any]) -> int:

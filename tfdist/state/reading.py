@@ -51,8 +51,7 @@ def verified(
         mapped: True maps local files into memory, False reads them, None only compares.
 
     Raises:
-        ValueError: A file is not as it was written.
-        FileNotFoundError: A file is missing.
+        ValueError: A file is missing, or not as it was written.
         OSError: A file cannot be read.
     """
     manifest = _manifest(files, directory)
@@ -66,7 +65,7 @@ def verified(
         try:
             size = files.size(os.path.join(directory, file.name))
         except FileNotFoundError:
-            raise FileNotFoundError(f"{file.name} is missing") from None
+            raise ValueError(f"{file.name} is missing") from None
         if size != file.size:
             raise ValueError(f"{file.name} has {size} bytes instead of {file.size}")
     for file in manifest.files.values():
@@ -86,7 +85,7 @@ def _manifest(files: FileSystem, directory: str) -> Manifest:
     try:
         return Manifest.from_bytes(files.read(os.path.join(directory, MANIFEST)))
     except FileNotFoundError:
-        raise FileNotFoundError(f"{MANIFEST} is missing: it was never complete") from None
+        raise ValueError(f"{MANIFEST} is missing: it was never complete") from None
 
 
 def _load(files: FileSystem, path: str, file: DataFile) -> np.ndarray:

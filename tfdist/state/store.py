@@ -29,6 +29,7 @@ Values that live on other hosts are written there, straight into the commit:
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -59,6 +60,16 @@ from tfdist.state.manifest import MANIFEST
 __all__ = ["Commit", "OpenCommit", "Snapshot", "Store", "write_part"]
 
 log = logging.getLogger("absl")
+
+#: What says that a file is not what was written; others say that it cannot be read now.
+_DAMAGE = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ESTALE,
+    errno.EIO,
+}
 
 _WRITING = f"{HIDDEN}writing-"
 _REMOVING = f"{HIDDEN}removing-"
@@ -333,12 +344,13 @@ class Store:
         name = CommitName(commit.incarnation, commit.number, commit.step)
         try:
             yield from reading.verified(self._files, commit.directory, name, mapped)
-        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError) as error:
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in _DAMAGE:
+                doing = f"read the commit {commit.name}"
+                raise explained(error, doing, commit.directory) from error
             raise DamagedCommitError(
                 f"the commit {commit.name} in {self.directory} as it was written", str(error)
             ) from error
-        except OSError as error:
-            raise explained(error, f"read the commit {commit.name}", commit.directory) from error
 
     def _is_sound(self, commit: Commit) -> bool:
         try:

@@ -1,6 +1,7 @@
 """Commits in the background, while training goes on.
 
     with AsyncWriter(store) as writer:
+        arrays = writer.copy({v.path: v.value for v in model.variables})
         writer.submit(Snapshot(step, facts, arrays))     # returns at once
     # Here all that was submitted is durable.
 
@@ -17,7 +18,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
+
+import numpy as np
 
 from tfdist.errors import StaleWriterError
 from tfdist.state.commit import Commit
@@ -36,8 +41,8 @@ class AsyncWriter:
     """Writes commits one after the other in a thread of its own.
 
     At most one is being written and one waits. A newer one takes the place of the one that waits:
-    on a slow disk there are fewer commits, and training does not wait. Nothing is copied: arrays
-    must be the caller's own and stay as they are until the commit is complete.
+    on a slow disk there are fewer commits, and training does not wait. `submit` copies nothing:
+    arrays must stay as they are until the commit is complete. `copy` makes such arrays.
 
     Args:
         store: Where to.
@@ -57,6 +62,8 @@ class AsyncWriter:
         self._waiting: Work | None = None
         self._is_writing = False
         self._error: BaseException | None = None
+        self._lent: list[dict[str, np.ndarray]] = []
+        self._free: list[dict[str, np.ndarray]] = []
 
     @property
     def is_idle(self) -> bool:
@@ -77,17 +84,48 @@ class AsyncWriter:
         """
         with self._changed:
             self._raise()
+            if not self._is_writing:
+                self._is_writing = True
+                # Not a daemon: a program that ends first completes what it has submitted.
+                thread = threading.Thread(target=self._write_all, args=[work], name="tfdist-commit")
+                thread.start()
+                return
             if self._waiting is not None:
                 self.skipped += 1
                 log.warning(
                     "a commit was skipped: the one before is still being written to %s",
                     self._store.directory,
                 )
+                self._take_back(self._waiting)
             self._waiting = work
-            if not self._is_writing:
-                self._is_writing = True
-                # Not a daemon: a program that ends first completes what it has submitted.
-                threading.Thread(target=self._write_all, name="tfdist-commit").start()
+
+    def copy(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Copies values into memory that is used again once their snapshot is committed.
+
+        Fresh memory of this size is had page by page from the system, which takes several times as
+        long as the copy.
+
+        Args:
+            values: Arrays, or what NumPy can look at as such: tensors on the CPU, for example.
+
+        Returns:
+            Arrays for one `Snapshot`, whose `arrays` must be this very dict, and nothing else.
+        """
+        with self._changed:
+            memory = self._free.pop() if self._free else {}
+        copies = {}
+        for name, value in values.items():
+            array, old = np.asarray(value), memory.get(name)
+            if array.dtype.kind == "O":
+                copies[name] = array.copy()
+            elif old is not None and (old.shape, old.dtype) == (array.shape, array.dtype):
+                np.copyto(old, array)
+                copies[name] = old
+            else:
+                copies[name] = np.array(array, order="C")
+        with self._changed:
+            self._lent.append(copies)
+        return copies
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until all that was submitted is durable.
@@ -137,31 +175,47 @@ class AsyncWriter:
         except Exception as late:
             log.error("the last commit failed: %s", late)
 
-    def _write_all(self) -> None:
+    def _write_all(self, first: Work) -> None:
+        # Threads that this one starts inherit it.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        while True:
+        work: Work | None = first
+        del first
+        while work is not None:
+            error = self._write(work)
             with self._changed:
+                self._take_back(work)
+                if error is not None:
+                    self._error = error
+                    self._take_back(self._waiting)
+                    self._waiting = None
                 work, self._waiting = self._waiting, None
                 if work is None:
                     self._is_writing = False
                     self._changed.notify_all()
-                    return
-            try:
-                if isinstance(work, Snapshot):
-                    commit: Commit | None = self._store.write(work)
-                else:
-                    commit = work(self._store)
-                if commit is not None:
-                    self.last = commit
-                    if self._on_commit is not None:
-                        self._on_commit(commit)
-            except BaseException as error:
-                with self._changed:
-                    self._error = error
-                    self._waiting = None
-            # Its arrays are free from here on.
-            del work
+
+    def _write(self, work: Work) -> BaseException | None:
+        try:
+            if isinstance(work, Snapshot):
+                commit: Commit | None = self._store.write(work)
+            else:
+                commit = work(self._store)
+            if commit is not None:
+                self.last = commit
+                if self._on_commit is not None:
+                    self._on_commit(commit)
+        except BaseException as error:
+            return error
+        return None
+
+    def _take_back(self, work: Work | None) -> None:
+        """Notes that the memory of a snapshot can be used again."""
+        if not isinstance(work, Snapshot):
+            return
+        for index, arrays in enumerate(self._lent):
+            if arrays is work.arrays:
+                self._free.append(self._lent.pop(index))
+                return
 
     def _raise(self) -> None:
         error = self._error
