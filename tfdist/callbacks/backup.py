@@ -14,6 +14,7 @@ from tfdist.engine import activate
 from tfdist.engine import differences
 from tfdist.engine import training as trainings
 from tfdist.engine.position import Position
+from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.training import Training
 from tfdist.engine.watcher import Watcher
 from tfdist.errors import ConfigError
@@ -171,7 +172,10 @@ class BackupAndRestore(Watcher):
             training: The training; all workers are at the same boundary.
             wait: Whether to return when the commit is durable, on the chief.
         """
-        found = training.capture()
+        writer = self._writer
+        if writer is not None and is_asynchronous(training.model.distribute_strategy):
+            writer.wait()  # A table on servers may be so large that there is room for one copy.
+        found = training.capture(copy=None if writer is None else writer.copy)
         if self._writer is not None:
             assert found is not None
             self._writer.submit(_snapshot(found))
@@ -206,7 +210,7 @@ class BackupAndRestore(Watcher):
 
 
 def _read(store: Store) -> Position | None:
-    found = store.read_latest()
+    found = store.read_latest(mapped=True)
     if found is None:
         return None
     _, snapshot = found
@@ -214,6 +218,7 @@ def _read(store: Store) -> Position | None:
 
 
 def _snapshot(position: Position) -> Snapshot:
+    # The writer knows its memory by this very dict.
     return Snapshot(position.step, position.facts, position.arrays)
 
 

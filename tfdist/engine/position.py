@@ -23,7 +23,6 @@ from tfdist.engine.inventory import SUM
 from tfdist.engine.inventory import Entry
 from tfdist.engine.inventory import Piece
 from tfdist.engine.inventory import parts
-from tfdist.engine.inventory import raw
 from tfdist.engine.peers import Peers
 from tfdist.engine.plain import dtype_of
 
@@ -37,7 +36,7 @@ class Position:
     Attributes:
         step: Batches trained since its beginning.
         facts: What JSON can say.
-        arrays: Values by name; copies, which no later step changes.
+        arrays: Values by name, which no later step changes.
     """
 
     step: int
@@ -56,8 +55,8 @@ def take(
         own: What this worker has to tell the chief, fit for JSON.
 
     Returns:
-        A record of each entry, what each worker told, and the values by name; values are on the
-        chief alone.
+        A record of each entry, what each worker told, and the values by name, on the chief alone.
+        They may be the memory of variables: the next step changes them.
     """
     local = {
         entry.name: np.stack([_read(part) for part in parts(entry.pieces[0].variable)])
@@ -224,10 +223,7 @@ def _name(name: str, first: int) -> str:
 
 
 def _read(variable: Any) -> np.ndarray:
-    value = variable.numpy()
-    # What a server has sent is ours. A variable's own memory changes with the next step.
-    is_here = "/job:ps" not in (raw(variable).device or "")
-    return np.array(value) if is_here else np.asarray(value)
+    return np.asarray(variable.numpy())
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:

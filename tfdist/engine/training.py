@@ -17,8 +17,10 @@ import json
 import logging
 import warnings
 import weakref
+from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -31,14 +33,14 @@ from tfdist.engine import differences
 from tfdist.engine import plain
 from tfdist.engine import position
 from tfdist.engine import randomness_state
-from tfdist.engine import spread
 from tfdist.engine.accumulation import Accumulation
-from tfdist.engine.inventory import Entry
 from tfdist.engine.inventory import inventory
 from tfdist.engine.peers import Peers
 from tfdist.engine.position import Position
+from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.replicas import is_synchronous
 from tfdist.engine.replicas import strategy_name
+from tfdist.engine.resumption import Resumption
 from tfdist.engine.watcher import Watcher
 
 log = logging.getLogger("absl")
@@ -89,11 +91,8 @@ class Training:
         self._states = callback_states.CallbackStates(calls.callbacks)
         self._optimizer = differences.optimizer_facts(model) if self._watchers else []
         self._data = differences.data_facts(feed) if self._watchers else {}
-        self._found: dict[str, Any] | None = None
-        self._arrays: Any = {}
-        self._other: set[str] = set()
+        self._found: Resumption | None = None
         self._tables: list[Any] = []
-        self._small: dict[str, np.ndarray] = {}
         self._is_done = False
 
     def __enter__(self) -> Training:
@@ -112,15 +111,16 @@ class Training:
         """Asks watchers where to go on; returns whether there is nothing left to do."""
         for watcher in self._watchers:
             watcher.open(self)
+        found = self._found
+        if found is None:
+            return False
         if self.is_over:
-            self._put_variables()
-            self._put_history()
-        elif self._found is not None:
-            self._put_data(self._mine(self._found))
-            self._tables = callback_states.reopen_tables(
-                self._calls.callbacks, self._found["epoch"]
-            )
-        return self.is_over
+            found.put_variables()
+            found.put_history(self._calls)
+            return True
+        found.put_data(self.feed)
+        self._tables = callback_states.reopen_tables(self._calls.callbacks, found.facts["epoch"])
+        return False
 
     def begin(self, start: int) -> int:
         """Goes to where it is to go on; after `on_train_begin`.
@@ -140,27 +140,28 @@ class Training:
         found = self._found
         if found is None:
             return start
-        self._put_variables()
-        self._put_history()
-        self.epoch, self.batch, self.step = found["epoch"], found["batch"], found["step"]
-        self.logs = plain.decode(self._mine(found)["logs"])
-        self.epoch_logs = plain.decode(found["epoch_logs"])
+        found.put_variables()
+        found.put_history(self._calls)
+        facts = found.facts
+        self.epoch, self.batch, self.step = facts["epoch"], facts["batch"], facts["step"]
+        self.logs = plain.decode(found.mine["logs"])
+        self.epoch_logs = plain.decode(facts["epoch_logs"])
+        self.loop_state = facts["loop"]
         if hasattr(self.model.train_function, "resume"):
-            self.model.train_function.resume(self._mine(found)["weight"])
-        self.loop_state = found["loop"]
-        self._put_own()
+            self.model.train_function.resume(found.mine["weight"])
+        found.put_callbacks(self._states)
         log.info("training goes on after %d steps, in epoch %d", self.step, self.epoch + 1)
         return self.epoch
 
     @property
     def is_within_epoch(self) -> bool:
         """Whether the epoch that comes next was begun by an earlier process."""
-        return self._found is not None and self.batch > 0
+        return self._found is not None and self._found.is_within_epoch
 
     @property
     def is_stopped(self) -> bool:
         """Whether the earlier process was about to stop when its position was taken."""
-        return self._found is not None and bool(self._found["stop"])
+        return self._found is not None and bool(self._found.facts["stop"])
 
     def enter(self, epoch: int) -> int:
         """Begins an epoch; after `on_epoch_begin`. Returns how many batches of it are done."""
@@ -172,9 +173,9 @@ class Training:
             self.batch = 0
             return 0
         # What callbacks have done at its beginning, they had done before the position was taken.
-        self._put_variables(only_rates=True)
-        self._put_own()
-        self._found, self._arrays = None, {}
+        self._found.put_variables(only_rates=True)
+        self._found.put_callbacks(self._states)
+        self._found = None
         return self.batch
 
     def batches(self) -> Any:
@@ -196,7 +197,7 @@ class Training:
         self.batch = 0
         self.epoch_logs = logs
         self.loop_state = None
-        self._found, self._arrays = None, {}
+        self._found = None
 
     def boundary(self) -> None:
         """Lets watchers act; all workers are at the same place."""
@@ -269,16 +270,22 @@ class Training:
     @property
     def start(self) -> int:
         """Batches that earlier processes have done."""
-        return 0 if self._found is None else int(self._found["step"])
+        return 0 if self._found is None else int(self._found.facts["step"])
 
     def any_of(self, flag: bool) -> bool:
         """Returns whether `flag` is set on any worker."""
         return self.peers.any_in_step(flag)
 
-    def capture(self, *, result: bool = False) -> Position | None:
+    def capture(
+        self,
+        *,
+        result: bool = False,
+        copy: Callable[[dict[str, Any]], Mapping[str, np.ndarray]] | None = None,
+    ) -> Position | None:
         """Returns the position, on the chief; None on other workers. A collective.
 
         Args:
+            copy: Copies arrays of variables, which the next step changes; None takes new memory.
             result: Whether the training is over and only its result is wanted: the weights and
                 the history.
         """
@@ -316,7 +323,11 @@ class Training:
             "topology": self.topology,
             "versions": _versions(),
         }
-        return Position(self.step, facts, {**arrays, **more})
+        arrays.update(more)
+        if not is_asynchronous(self.model.distribute_strategy):
+            return Position(self.step, facts, (copy or _copies)(arrays))
+        # What servers have sent is ours, and may be large.
+        return Position(self.step, facts, arrays)
 
     def resume(
         self, found: Position | None, override: Iterable[str] = (), *, is_over: bool = False
@@ -338,14 +349,13 @@ class Training:
         if text is None:
             return
         facts, self.is_over = json.loads(text)
-        entries = inventory(self.model)
         if self.is_over:
             facts = {**facts, "optimizer": self._optimizer, "data": self._data, "batch": 0}
-        self._other = differences.check(
-            facts, entries, self._optimizer, self._data, tuple(override)
-        )
-        self._found = facts
-        self._arrays = found.arrays if found is not None else {}
+        arrays = found.arrays if found is not None else {}
+        resumption = Resumption(self.model, self.peers, facts, arrays, self.topology)
+        spec = getattr(self.feed, "spec", None)
+        resumption.check(self._optimizer, self._data, spec, override)
+        self._found = resumption
         if facts["versions"] != _versions():
             log.warning(
                 "training goes on with %s; it began with %s: numbers may differ in the last digits",
@@ -380,68 +390,13 @@ class Training:
             "weight": float(getattr(self.model.train_function, "weight", 1.0)),
         }
 
-    def _mine(self, found: dict[str, Any]) -> dict[str, Any]:
-        workers: list[dict[str, Any]] = found["workers"]
-        group = self.peers.group
-        if group is None:
-            return workers[0]
-        return workers[group.rank if self._is_same(found) else 0]
 
-    def _is_same(self, found: dict[str, Any]) -> bool:
-        keys = ("workers", "replicas")
-        return all(found["topology"][key] == self.topology[key] for key in keys)
-
-    def _put_variables(self, *, only_rates: bool = False) -> None:
-        assert self._found is not None
-        entries = inventory(self.model)
-        if only_rates:
-            entries = [entry for entry in entries if _is_rate(entry)]
-        mine = {entry.name: entry.facts for entry in entries}
-        records = [
-            record
-            for record in self._found["entries"]
-            if mine.get(record["name"]) == [record["name"], record["shape"], record["dtype"]]
-            and not (record["name"].endswith("learning_rate") and "optimizer" in self._other)
-        ]
-        position.put(entries, records, self._arrays, self.peers, self._is_same(self._found))
-
-    def _put_history(self) -> None:
-        assert self._found is not None
-        specs = [
-            (name, tuple(shape), plain.dtype_of(dtype))
-            for name, (shape, dtype) in self._found["arrays"].items()
-        ]
-        source = self._arrays
-        spreading = spread.arrays(self.peers, specs, lambda name: np.asarray(source[name]))
-        self._small = {name: np.array(value) for name, value in spreading}
-        history = getattr(self._calls, "_history", None)
-        if history is not None and self._found["history"] is not None:
-            told = plain.decode(self._found["history"], self._small)
-            history.epoch, history.history = told["epoch"], told["history"]
-            self.model.history = history
-
-    def _put_data(self, mine: dict[str, Any]) -> None:
-        assert self._found is not None
-        restore = getattr(self.feed, "restore", None)
-        if mine["data"] is not None and callable(restore):
-            restore(plain.decode(mine["data"]), force="data" in self._other)
-
-    def _put_own(self) -> None:
-        """Restores callbacks, and generators last: who restores anything else may draw."""
-        assert self._found is not None
-        mine = self._mine(self._found)
-        states = mine["callbacks"] or self._found["workers"][0]["callbacks"]
-        self._states.restore(states, self._small)
-        self.model.stop_training = self.is_stopped
-        randomness_state.restore(mine["random"])
+def _copies(arrays: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.array(value) for name, value in arrays.items()}
 
 
 def _nothing() -> Generator[Any, None, None]:
     yield from ()
-
-
-def _is_rate(entry: Entry) -> bool:
-    return entry.group == "optimizer" and not entry.shape
 
 
 def _versions() -> dict[str, str]:
