@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,8 @@ from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.training import Training
 from tfdist.engine.watcher import Watcher
 from tfdist.errors import ConfigError
+from tfdist.errors import StaleWriterError
+from tfdist.errors import StoreError
 from tfdist.errors import UnsupportedError
 from tfdist.state.commit import Snapshot
 from tfdist.state.store import Store
@@ -116,6 +119,8 @@ class BackupAndRestore(Watcher):
             is_over = found is not None
             if found is None:
                 found = _read(self._store)
+            if found is not None and not is_over and self._store.finished() is not None:
+                found.facts["stop"] = False  # It had come to its end, and is to go further.
             self._writer = AsyncWriter(self._store)
         training.resume(found, self.override, is_over=is_over)
         if training.is_over:
@@ -147,9 +152,9 @@ class BackupAndRestore(Watcher):
         found = training.capture(result=True)
         if self._store is not None:
             assert self._writer is not None and found is not None
-            self._writer.close()
+            self._told(self._writer.close)
             place = os.path.join(self._store.directory, _RESULT)
-            Store(place, keep=1).write(_snapshot(found))
+            Store(place, keep=1).write(Snapshot(found.step, found.facts, found.arrays))
             self._store.finish(
                 {"epochs": training.epochs, "step": training.step}, keep=not self.delete_checkpoint
             )
@@ -174,14 +179,25 @@ class BackupAndRestore(Watcher):
         """
         writer = self._writer
         if writer is not None and is_asynchronous(training.model.distribute_strategy):
-            writer.wait()  # A table on servers may be so large that there is room for one copy.
+            # A table on servers may be so large that there is room for one copy only.
+            self._told(writer.wait)
         found = training.capture(copy=None if writer is None else writer.copy)
-        if self._writer is not None:
-            assert found is not None
-            self._writer.submit(_snapshot(found))
-            if wait or not self.asynchronous:
-                self._writer.wait()
         self._schedule.begin(training.step)
+        if writer is None or found is None:
+            return
+        snapshot = Snapshot(found.step, found.facts, found.arrays)
+        self._told(lambda: writer.submit(snapshot))
+        if wait or not self.asynchronous:
+            self._told(writer.wait)
+
+    def _told(self, write: Callable[[], Any]) -> None:
+        """Goes on training where a commit could not be written: the next one may be."""
+        try:
+            write()
+        except StaleWriterError:
+            raise
+        except StoreError as error:
+            log.error("training goes on, a commit could not be written: %s", error)
 
     def _place(self) -> str:
         # A callback that is given to `fit` again is in another phase of the same program.
@@ -215,11 +231,6 @@ def _read(store: Store) -> Position | None:
         return None
     _, snapshot = found
     return Position(snapshot.step, dict(snapshot.facts), snapshot.arrays)
-
-
-def _snapshot(position: Position) -> Snapshot:
-    # The writer knows its memory by this very dict.
-    return Snapshot(position.step, position.facts, position.arrays)
 
 
 def _refuse_several(training: Training) -> None:

@@ -8,8 +8,10 @@ given other values for a restart keep those.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import zlib
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
@@ -32,6 +34,9 @@ _WITHOUT = (
 _NEVER = frozenset({"model", "_model", "params", "_params"})
 #: What is longer, as JSON, is no small state.
 _LONGEST = 2**22
+#: Bytes of an array that is always saved: looking whether it has changed would take as long.
+_LARGE = 2**22
+_counter = itertools.count()
 
 
 class CallbackStates:
@@ -119,20 +124,23 @@ def _texts(callback: Any) -> dict[str, str]:
     for key, value in vars(callback).items():
         if key in _NEVER:
             continue
+        arrays: dict[str, np.ndarray] = {}
         try:
-            text = json.dumps(plain.encode(value), sort_keys=True)
+            text = json.dumps(plain.encode(value, arrays), sort_keys=True)
         except (plain.NotPlainError, RecursionError):
             continue
-        if len(text) > _LONGEST and not _is_arrays(value):
+        if len(text) > _LONGEST:
             log.warning("%s.%s is too long to be saved", type(callback).__name__, key)
             continue
+        text += "".join(map(_mark, arrays.values()))
         found[key] = text if len(text) < 200 else str(hash(text))
     return found
 
 
-def _is_arrays(value: Any) -> bool:
-    several = value if isinstance(value, (list, tuple)) else [value]
-    return all(isinstance(each, (np.ndarray, tf.Tensor)) for each in several)
+def _mark(array: np.ndarray) -> str:
+    """Returns a text that changes with an array; at every call if that is large."""
+    content = zlib.crc32(array.tobytes()) if array.nbytes < _LARGE else next(_counter)
+    return f"{id(array)} {content}"
 
 
 def reopen_tables(callbacks: Iterable[Any], epoch: int) -> list[Any]:

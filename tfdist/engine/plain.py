@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+_SHORT = 2**12  # Bytes that may be text in JSON.
 _TAG = "~"  # Key of a JSON object that stands for something else than a dict.
 
 
@@ -26,7 +27,8 @@ def encode(value: Any, arrays: dict[str, np.ndarray] | None = None, name: str = 
     Args:
         value: None, bool, int, float, str, bytes, NumPy numbers and arrays, tensors, and lists,
             tuples, sets and dicts of these.
-        arrays: Where arrays are put, under names that begin with `name`; None keeps them within.
+        arrays: Where arrays, not copied, and long bytes are put, under names that begin with
+            `name`; None keeps them within.
         name: See `arrays`.
 
     Raises:
@@ -38,6 +40,8 @@ def encode(value: Any, arrays: dict[str, np.ndarray] | None = None, name: str = 
         return value
     if type(value) is float:
         return value if math.isfinite(value) else {_TAG: "float", "of": repr(value)}
+    if isinstance(value, bytes) and arrays is not None and len(value) > _SHORT:
+        return {_TAG: "long bytes", **_array(np.frombuffer(value, np.uint8), arrays, name)}
     if isinstance(value, bytes):
         return {_TAG: "bytes", "of": base64.b64encode(value).decode()}
     if isinstance(value, np.generic):
@@ -77,8 +81,10 @@ def decode(value: Any, arrays: Any = None) -> Any:
     if _TAG not in value:
         return {key: decode(each, arrays) for key, each in value.items()}
     kind = value[_TAG]
-    if kind in ("number", "array", "tensor"):
+    if kind in ("number", "array", "tensor", "long bytes"):
         array = _array_of(value, arrays)
+        if kind == "long bytes":
+            return array.tobytes()
         if kind == "number":
             return array[()]
         return tf.constant(array) if kind == "tensor" else array
@@ -99,7 +105,7 @@ def _array(value: np.ndarray, arrays: dict[str, np.ndarray] | None, name: str) -
     if value.dtype.hasobject:
         raise NotPlainError("an array of objects")
     if arrays is not None:
-        arrays[name] = np.array(value)
+        arrays[name] = value
         return {"name": name}
     data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
     return {"dtype": _dtype_name(value.dtype), "shape": list(value.shape), "data": data}

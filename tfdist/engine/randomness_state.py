@@ -20,9 +20,9 @@ def capture() -> Any:
     eager = getattr(context.context(), "_rng", None)
     return plain.encode(
         {
-            "python": random.getstate(),
+            "python": _packed(random.getstate()),
             "numpy": np.random.get_state(legacy=False),
-            "tensorflow": None if eager is None else eager.getstate(),
+            "tensorflow": None if eager is None else _packed(eager.getstate()),
         }
     )
 
@@ -30,8 +30,18 @@ def capture() -> Any:
 def restore(states: Any) -> None:
     """Puts the generators where they were."""
     found = plain.decode(states)
-    random.setstate(found["python"])
+    random.setstate(_unpacked(found["python"]))
     np.random.set_state(found["numpy"])
     eager = getattr(context.context(), "_rng", None)
     if eager is not None and found["tensorflow"] is not None:
-        eager.setstate(found["tensorflow"])
+        eager.setstate(_unpacked(found["tensorflow"]))
+
+
+def _packed(state: Any) -> Any:
+    version, words, gauss = state
+    return [version, np.array(words, np.uint32), gauss]
+
+
+def _unpacked(state: Any) -> Any:
+    version, words, gauss = state
+    return version, tuple(map(int, words)), gauss

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from collections.abc import Mapping
 from typing import Any
 
 
@@ -49,11 +48,12 @@ def is_ours(model: Any) -> bool:
     return replicas.is_synchronous(getattr(model, "_distribute_strategy", None))
 
 
-def needs_our_loop(given: Mapping[str, Any]) -> bool:
-    """Whether a `fit` with these arguments needs the engine on one device, too."""
+def needs_our_loop(call: inspect.BoundArguments) -> bool:
+    """Whether a call with these arguments needs the engine on one device, too."""
     from tfdist.data.sharded import Sharded
     from tfdist.engine import watcher
 
+    given = call.arguments
     if watcher.has_watchers(given.get("callbacks")):
         return True
     return any(isinstance(given.get(name), Sharded) for name in ("x", "validation_data"))
@@ -97,9 +97,16 @@ def repairs() -> tuple[Repair, ...]:
     from tfdist.engine.servers import tables
 
     def ours(
-        function: Callable[..., Any], on_servers: Callable[..., Any] | None = None
+        function: Callable[..., Any],
+        on_servers: Callable[..., Any] | None = None,
+        *,
+        on_one_device: bool = False,
     ) -> Callable[..., Any]:
-        """Sends models under a strategy of ours to `function(model, ...)`, or to `on_servers`."""
+        """Sends models under a strategy of ours to `function(model, ...)`, or to `on_servers`.
+
+        With `on_one_device`, also those under none, where a callback or the data needs our loop.
+        """
+        signature = inspect.signature(function)
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
@@ -109,26 +116,14 @@ def repairs() -> tuple[Repair, ...]:
                     return function(self, *args, **kwargs)
                 if on_servers is not None and is_on_servers(self):
                     return on_servers(self, *args, **kwargs)
+                is_alone = on_one_device and getattr(self, "_distribute_strategy", None) is None
+                if is_alone and needs_our_loop(signature.bind_partial(self, *args, **kwargs)):
+                    return function(self, *args, **kwargs)
                 return original(self, *args, **kwargs)
 
             return method
 
         return make
-
-    def fit(original: Callable[..., Any]) -> Callable[..., Any]:
-        """As `ours`; and on one device, where a callback or the data needs our loop."""
-        by_strategy = ours(fitting.fit, fitting.fit)(original)
-        signature = inspect.signature(fitting.fit)
-
-        @functools.wraps(original)
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            given = signature.bind_partial(self, *args, **kwargs).arguments
-            if getattr(self, "_distribute_strategy", None) is None and needs_our_loop(given):
-                alone.warn(self)
-                return fitting.fit(self, *args, **kwargs)
-            return by_strategy(self, *args, **kwargs)
-
-        return method
 
     def on_batch(name: str, on_servers: Callable[..., Any]) -> Callable[..., Any]:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,21 +170,21 @@ def repairs() -> tuple[Repair, ...]:
             t,
             "fit",
             "a loop that knows one process only; counts a step too many (keras issue 20585)",
-            lambda original: role.fit(fit(original)),
+            lambda original: role.fit(ours(fitting.fit, fitting.fit, on_one_device=True)(original)),
             "self._maybe_symbolic_build(iterator=epoch_iterator)",
         ),
         Repair(
             t,
             "evaluate",
             "as fit",
-            ours(loop.evaluate, server_loop.evaluate),
+            ours(loop.evaluate, server_loop.evaluate, on_one_device=True),
             "self._maybe_symbolic_build(iterator=epoch_iterator)",
         ),
         Repair(
             t,
             "predict",
             "as fit; an unbuilt model is not built",
-            ours(prediction.predict, server_prediction.predict),
+            ours(prediction.predict, server_prediction.predict, on_one_device=True),
         ),
         Repair(
             t,

@@ -92,14 +92,17 @@ class Resumption:
         ]
         position.put(entries, records, self._arrays, self._peers, self._is_same)
 
-    def put_history(self, calls: Any) -> None:
-        """Gives the `History` of a `CallbackList` what it had; a collective."""
+    def receive(self) -> None:
+        """Brings the arrays of history, callbacks and data to every worker; a collective."""
         specs = [
             (name, tuple(shape), plain.dtype_of(dtype))
             for name, (shape, dtype) in self.facts["arrays"].items()
         ]
         found = spread.arrays(self._peers, specs, lambda name: np.asarray(self._arrays[name]))
         self._small = {name: np.array(value) for name, value in found}
+
+    def put_history(self, calls: Any) -> None:
+        """Gives the `History` of a `CallbackList` what it had."""
         history = getattr(calls, "_history", None)
         if history is not None and self.facts["history"] is not None:
             told = plain.decode(self.facts["history"], self._small)
@@ -109,7 +112,8 @@ class Resumption:
     def put_data(self, feed: Any) -> None:
         """Lets a feed go on from its place, if it has one."""
         if self.mine["data"] is not None and callable(getattr(feed, "restore", None)):
-            feed.restore(plain.decode(self.mine["data"]), force="data" in self._other)
+            place = plain.decode(self.mine["data"], self._small)
+            feed.restore(place, force="data" in self._other)
 
     def put_callbacks(self, states: CallbackStates) -> None:
         """Gives callbacks what they remembered, and generators their states.

@@ -30,9 +30,9 @@ import tensorflow as tf
 from tfdist._version import __version__
 from tfdist.engine import callback_states
 from tfdist.engine import differences
+from tfdist.engine import own_state
 from tfdist.engine import plain
 from tfdist.engine import position
-from tfdist.engine import randomness_state
 from tfdist.engine.accumulation import Accumulation
 from tfdist.engine.inventory import inventory
 from tfdist.engine.peers import Peers
@@ -46,8 +46,6 @@ from tfdist.engine.watcher import Watcher
 log = logging.getLogger("absl")
 
 _current: weakref.WeakKeyDictionary[Any, Training] = weakref.WeakKeyDictionary()
-#: What a worker tells of its callbacks is at most that long; else it goes on with the chief's.
-_LONGEST = 2**20
 
 
 def of(model: Any) -> Training | None:
@@ -114,6 +112,7 @@ class Training:
         found = self._found
         if found is None:
             return False
+        found.receive()
         if self.is_over:
             found.put_variables()
             found.put_history(self._calls)
@@ -293,7 +292,7 @@ class Training:
         if result:
             entries = [entry for entry in entries if entry.group == "model"]
         more: dict[str, np.ndarray] = {}
-        own = {} if result else self._own(more)
+        own = {} if result else own_state.capture(self, self._states, more)
         records, workers, arrays = position.take(entries, self.peers, own)
         if not self.is_chief:
             return None
@@ -327,7 +326,7 @@ class Training:
         if not is_asynchronous(self.model.distribute_strategy):
             return Position(self.step, facts, (copy or _copies)(arrays))
         # What servers have sent is ours, and may be large.
-        return Position(self.step, facts, arrays)
+        return Position(self.step, facts, {**arrays, **_copies(more)})
 
     def resume(
         self, found: Position | None, override: Iterable[str] = (), *, is_over: bool = False
@@ -372,22 +371,6 @@ class Training:
             "strategy": strategy_name(strategy),
             "workers": group.size if group is not None else 1,
             "replicas": int(strategy.num_replicas_in_sync),
-        }
-
-    # The parts of a position.
-
-    def _own(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Returns what this worker has of its own; its callbacks' arrays are put into `arrays`."""
-        states: dict[str, Any] | None = self._states.capture(arrays)
-        if not self.is_chief and len(json.dumps(states)) > _LONGEST:
-            states = None
-        where = getattr(self.feed, "position", None)
-        return {
-            "data": plain.encode(where()) if callable(where) else None,
-            "random": randomness_state.capture(),
-            "callbacks": states,
-            "logs": plain.encode(self.logs),
-            "weight": float(getattr(self.model.train_function, "weight", 1.0)),
         }
 
 
