@@ -75,14 +75,13 @@ class Dies(keras.callbacks.Callback):
         super().__init__()
         self.batches = 0
         self.epochs = []
-        self.here = 0
 
     def on_epoch_end(self, epoch, logs=None):
         self.epochs.append([epoch, logs["loss"]])
 
     def on_train_batch_end(self, batch, logs=None):
         self.batches += 1
-        self.here += 1
+        here.append(batch)
         for when in kills:
             if when.isdigit() and self.batches >= int(when):
                 print("dies", flush=True)
@@ -173,7 +172,7 @@ def train(callbacks):
     }
 
 
-kills = []
+here, kills = [], []
 for each in options.kill:
     incarnation, task, when = each.split(":")
     if incarnation == INCARNATION and task in ("all", str(TASK)):
@@ -188,11 +187,12 @@ backup = tfdist.callbacks.BackupAndRestore(
 # Arrays are read in another order where nothing is to be restored.
 again = tfdist.callbacks.BackupAndRestore(options.directory.with_suffix(".again"))
 found = train([backup, dies, up, keras.callbacks.CSVLogger(table)])
+trained_here = len(here)
 kills = []
 report(
     **found,
     batches=dies.batches,
-    here=dies.here,
+    here=trained_here,
     told=dies.epochs,
     count=up._count,
     table=table.read_text().splitlines() if table.exists() else [],
