@@ -21,6 +21,7 @@ from tfdist._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tfdist import callbacks as callbacks
+    from tfdist import data as data
     from tfdist import layers as layers
     from tfdist import optimizers as optimizers
     from tfdist import testing as testing
@@ -45,7 +46,7 @@ _PUBLIC = {
     "seed": "tfdist.compose",
     "strategy": "tfdist.compose",
 }
-_MODULES = ("callbacks", "layers", "optimizers", "testing")
+_MODULES = ("callbacks", "data", "layers", "optimizers", "testing")
 
 #: Without the packages: `from tfdist import *` imports no TensorFlow.
 __all__ = ["__version__", *_PUBLIC]

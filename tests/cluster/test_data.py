@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.harness import run_script
 
-SCRIPT = Path(__file__).parent / "scripts" / "data" / "shards.py"
+SCRIPTS = Path(__file__).parent / "scripts" / "data"
 ROWS = 1003
 LENGTHS = {"arrays": ROWS, "arrays without a seed": ROWS, "few": 66}
 #: Read in an order that follows from numbers: the same batches for any number of workers.
@@ -42,11 +42,18 @@ def reports(folder, tmp_path_factory):
     """What each worker reports, for a number of workers; the first one saves a position."""
     made = {}
 
-    def of(workers, *where):
+    def of(workers):
+        """Returns the reports; of two replicas in one process for one worker."""
         if workers not in made:
             there = tmp_path_factory.mktemp(f"workers-{workers}")
-            args = [str(folder), str(folder / "position.json"), *where]
-            run = run_script(SCRIPT, workers=workers, args=args, timeout=200, tmp_path=there)
+            where = ["mirrored", "2"] if workers == 1 else []
+            run = run_script(
+                SCRIPTS / "shards.py",
+                workers=workers,
+                args=[str(folder), str(folder / "position.json"), *where],
+                timeout=200,
+                tmp_path=there,
+            )
             assert run.code == 0, run.output
             made[workers] = [run.result(f"worker {index}") for index in range(workers)]
         return made[workers]
@@ -62,7 +69,7 @@ def global_batches(reports, name, epoch):
     return [sum(parts, []) for parts in zip(*each, strict=True)]
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [1, 2, 3])
 def test_every_example_is_read_once_in_every_pass_from_every_kind_of_source(reports, workers):
     names = reports(workers)[0]["read"]
     assert len(names) == 12
@@ -72,11 +79,11 @@ def test_every_example_is_read_once_in_every_pass_from_every_kind_of_source(repo
             assert seen == list(range(LENGTHS.get(name, 101))), name
 
 
-def test_batches_are_the_same_for_two_and_three_workers(reports):
+def test_batches_are_the_same_for_one_two_and_three_workers(reports):
     for name in SAME_BATCHES:
         for epoch in range(2):
-            two, three = (global_batches(reports(n), name, epoch) for n in (2, 3))
-            assert two == three, name
+            one, two, three = (global_batches(reports(n), name, epoch) for n in (1, 2, 3))
+            assert one == two == three, name
 
 
 def test_an_order_without_a_seed_is_new_in_every_pass_and_shared(reports):
@@ -91,16 +98,16 @@ def test_data_that_differs_between_workers_is_refused_on_all_of_them(reports, wo
         assert "other examples in batch 1 of pass 1" in report["disagreement"]
 
 
-def test_three_workers_go_on_where_two_were(reports):
-    two, three = (
+def test_three_workers_and_one_go_on_where_two_were(reports):
+    two, three, one = (
         [sum(parts, []) for parts in zip(*(r["continued"] for r in reports(n)), strict=True)]
-        for n in (2, 3)
+        for n in (2, 3, 1)
     )
     assert len(two) == 16 - 5
-    assert two == three
+    assert two == three == one
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_pipeline_goes_on_from_the_state_of_its_iterator(reports, workers):
     for report in reports(workers):
         rest, again, is_saved = report["pipelines"]
@@ -109,7 +116,7 @@ def test_a_pipeline_goes_on_from_the_state_of_its_iterator(reports, workers):
         assert len(rest) == 17 - 4
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [1, 2, 3])
 def test_training_on_shards_gives_the_numbers_of_one_device(reports, workers):
     for report in reports(workers):
         here, alone = report["fit"], report["alone"]
@@ -120,3 +127,20 @@ def test_training_on_shards_gives_the_numbers_of_one_device(reports, workers):
         np.testing.assert_allclose(here["predicted"], alone["predicted"], rtol=1e-4, atol=1e-6)
         for ours, theirs in zip(here["weights"], alone["weights"], strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_on_parameter_servers_every_example_is_read_once_an_epoch(folder, tmp_path):
+    run = run_script(
+        SCRIPTS / "servers.py",
+        workers=2,
+        launcher_args=["--ps", "1"],
+        args=[str(folder)],
+        timeout=200,
+        tmp_path=tmp_path,
+    )
+    assert run.code == 0, run.output
+    report = run.result("chief 0")
+    assert list(report["counts"]) == ["arrays", "files", "function"]
+    for name, epochs in report["counts"].items():
+        assert epochs == [[1.0] * 101] * 4, name
+    np.testing.assert_allclose(report["predicted"], report["expected"], rtol=1e-6)

@@ -146,8 +146,9 @@ def test_frames_are_matrices_or_columns():
 
 def test_ragged_rows_stay_whole():
     rows = tf.ragged.constant([[1], [2, 3], [], [4, 5, 6], [7]])
-    parts = [list(shards(rows, global_batch_size=2).batches(2, w)) for w in range(2)]
-    found = [p.data[:n].to_list() for each in parts for p in each for n in [int(sum(p.mask))]]
+    sharded = shards(rows, global_batch_size=2)
+    padded = [batch for worker in range(2) for batch in sharded.batches(2, worker)]
+    found = [batch.data[: int(sum(batch.mask.numpy()))].to_list() for batch in padded]
     assert sorted(sum(found, [])) == [[], [1], [2, 3], [4, 5, 6], [7]]
 
 

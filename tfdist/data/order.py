@@ -79,9 +79,9 @@ class Order:
             whole = self.length // self.batch_size
             batches = places // self.batch_size
             chosen = self._shuffled(epoch, np.minimum(batches, max(0, whole - 1)), whole)
-            return np.where(batches < whole, chosen, batches) * self.batch_size + (
-                places % self.batch_size
-            )
+            begins = np.where(batches < whole, chosen, batches) * self.batch_size
+            found: np.ndarray = begins + places % self.batch_size
+            return found
         return self._shuffled(epoch, places, self.length)
 
     def _shuffled(self, epoch: int, places: np.ndarray, count: int) -> np.ndarray:
@@ -91,7 +91,8 @@ class Order:
             # Reading ahead crosses into the next pass before the last batch of one is asked for.
             self._known = {e: p for e, p in self._known.items() if e == epoch - 1}
             self._known[epoch] = permutation(count, self._seed, epoch)
-        return self._known[epoch][places] if count else places
+        found: np.ndarray = self._known[epoch][places] if count else places
+        return found
 
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from typing import Any
 from keras.src.backend import config as keras_config
 
 from tfdist.data.sharded import Sharded
-from tfdist.engine.sources import Given
+from tfdist.engine.given import Given
 from tfdist.engine.sources import Shards
 from tfdist.engine.sources import Source
 from tfdist.engine.sources import place_of

@@ -18,6 +18,7 @@ from tensorflow.python.distribute import input_lib
 from tensorflow.python.distribute.values import PerReplica
 
 from tfdist.cluster import current
+from tfdist.data.parts import without_tuning
 from tfdist.engine import iterators
 from tfdist.engine.exchange import exchange
 from tfdist.engine.replicas import is_composite
@@ -153,7 +154,7 @@ class LocalReader:
         self._shares = Shares(strategy)
         self._replicas = self._shares.local_replicas
         # While a step runs the next batch is made.
-        self._dataset = _without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
+        self._dataset = without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
         self._batches = batches
         # Batches of one fixed size, of which every replica has one until the end: nothing to ask.
         self._is_fixed = _has_fixed_size(dataset.element_spec)
@@ -231,7 +232,7 @@ class WholeReader:
     """
 
     def __init__(self, dataset: tf.data.Dataset):
-        self._dataset = _without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
+        self._dataset = without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
         self._iterator: Any = None
 
     def start(self) -> None:
@@ -361,20 +362,6 @@ class Shares:
 
     def _tensors(self, shares: list[float]) -> Any:
         return self.per_replica([tf.constant(share, tf.float32) for share in shares])
-
-
-def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns `dataset` without tf.data's tuning thread, unless the user has asked for it.
-
-    An iterator that is deleted waits until that thread wakes from its nap, and its naps double
-    from 10 ms on: waits of 2.5, 5 and 10 s were measured at the end of an epoch, in which no other
-    iterator can be made. Without it, AUTOTUNE in the pipeline means one call for each core.
-    """
-    if dataset.options().autotune.enabled is not None:
-        return dataset
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
 
 
 def _rows(part: Any) -> int:

@@ -73,13 +73,14 @@ sources = {
 }
 
 
+def numbers_of(batch):
+    values = strategy.experimental_local_results(batch.unpacked(strategy))
+    return [int(x) for part in values for x in np.ravel(part)]
+
+
 def batches(feed, done=0):
     """Returns the numbers that this worker reads in an epoch, batch by batch."""
-    found = []
-    for batch in feed.epoch(done):
-        values = strategy.experimental_local_results(batch.unpacked(strategy))
-        found.append([int(x) for part in values for x in np.ravel(part)])
-    return found
+    return [numbers_of(batch) for batch in feed.epoch(done)]
 
 
 read = {}
@@ -106,10 +107,7 @@ else:
     if worker == 0:
         with open(position, "w", encoding="utf-8") as file:
             json.dump(found, file)
-    continued = []
-    for batch in reading:
-        values = strategy.experimental_local_results(batch.unpacked(strategy))
-        continued.append([int(x) for part in values for x in np.ravel(part)])
+    continued = [numbers_of(batch) for batch in reading]
 
 # A pipeline of the user's own, put back by its iterator.
 pipeline = tf.data.Dataset.range(101).shuffle(50, seed=1).batch(6).prefetch(2)
@@ -119,10 +117,10 @@ reading = whole.epoch()
 for _ in range(4):
     next(reading)
 saved = whole.position()
-rest = [list(map(int, np.ravel(batch.data))) for batch in reading] if not where else []
+rest = [numbers_of(batch) for batch in reading]
 again = Feed(strategy, pipeline, recoverable=True)
 again.restore(saved)
-pipelines = [rest, batches(again, done=4) if not where else [], saved["iterator"] is not None]
+pipelines = [rest, batches(again, done=4), saved["iterator"] is not None]
 
 
 def trained(x, y, on, *, as_shards):
