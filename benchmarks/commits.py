@@ -113,7 +113,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
     def snapshot(number: int) -> Snapshot:
         began = time.perf_counter()
-        arrays = writer.copy({v.path: v.value for v in model.variables + model.optimizer.variables})
+        arrays = writer.copy(
+            {
+                v.path: tf.convert_to_tensor(v.value)
+                for v in model.variables + model.optimizer.variables
+            }
+        )
         copies.append(time.perf_counter() - began)
         return Snapshot(number, {"epoch": 0}, arrays)
 

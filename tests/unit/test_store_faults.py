@@ -4,6 +4,7 @@ import logging
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from tests.support.states import assert_same
 from tests.support.states import sample
 from tfdist.errors import DamagedCommitError
 from tfdist.errors import StoreError
+from tfdist.state.filesystem import mount_type
 from tfdist.state.manifest import Manifest
 from tfdist.state.store import Snapshot
 from tfdist.state.store import Store
@@ -167,20 +169,30 @@ def test_damaged_files_of_the_fence_stop_nobody(tmp_path):
     assert [commit.step for commit in store.commits()] == [3, 2]
 
 
-CHILD = """
+COMMITTER = """
+import os
 import sys
 import numpy as np
 from tfdist.state.store import Snapshot, Store
 
-store = Store(sys.argv[1], keep=2)
-store.acquire()
-found = store.read_latest()
-step = found[1].step if found else 0
-print(step, flush=True)
-while True:
-    step += 1
-    array = np.full(1 << 18, step, "float32")
-    store.write(Snapshot(step, {"step": step}, {"a": array, "b": array[:step % 9]}, {"c": b"x"}))
+def commit_for_ever(directory):
+    store = Store(directory, keep=2)
+    store.acquire()
+    found = store.read_latest()
+    step = found[1].step if found else 0
+    print(os.getpid(), step, flush=True)
+    while True:
+        step += 1
+        array = np.full(1 << 18, step, "float32")
+        arrays = {"a": array, "b": array[: step % 9]}
+        store.write(Snapshot(step, {"step": step}, arrays, {"c": b"x"}))
+
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        commit_for_ever(line.rstrip())
+    os.waitpid(child, 0)
+    print("dead", flush=True)
 """
 
 
@@ -188,26 +200,32 @@ def test_after_a_kill_at_any_moment_the_newest_commit_is_whole(tmp_path):
     chance = random.Random(5)
     directory = tmp_path / "run"
     before = 0
-    for _ in range(30):
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(directory)], stdout=subprocess.PIPE, text=True
-        )
-        assert child.stdout is not None
-        began_at = int(child.stdout.readline())
-        time.sleep(chance.uniform(0.0, 0.06))
-        child.kill()
-        child.communicate(timeout=20)
-        assert began_at == before
-        found = Store(directory).read_latest()
-        if found is not None:
-            commit, snapshot = found
-            assert commit == Store(directory).commits()[0], "the newest is damaged"
-            before = snapshot.step
-            assert snapshot.facts == {"step": before}
-            assert snapshot.arrays["a"].tolist() == [before] * (1 << 18)
-        names = os.listdir(directory)
-        # Two or three commits, one on its way in, one on its way out, and two tickets with theirs.
-        assert len(names) <= 3 + 1 + 2 + 4, names
+    # Each child is forked from a process that has imported all.
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMITTER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        for _ in range(30):
+            print(directory, file=parent.stdin, flush=True)
+            child, began_at = map(int, parent.stdout.readline().split())
+            time.sleep(chance.uniform(0.0, 0.06))
+            os.kill(child, signal.SIGKILL)
+            assert parent.stdout.readline() == "dead\n"
+            assert began_at == before
+            found = Store(directory).read_latest()
+            if found is not None:
+                commit, snapshot = found
+                assert commit == Store(directory).commits()[0], "the newest is damaged"
+                before = snapshot.step
+                assert snapshot.facts == {"step": before}
+                assert snapshot.arrays["a"].tolist() == [before] * (1 << 18)
+            names = os.listdir(directory)
+            # Three commits, one on its way in, one out, and two tickets, each with one on its way.
+            assert len(names) <= 3 + 1 + 1 + 4, names
+        parent.stdin.close()
     assert before > 30
     store = Store(directory)
     store.acquire()
@@ -246,6 +264,20 @@ def test_a_disk_that_cannot_be_written_is_named(small_disk):
     with pytest.raises(StoreError, match="permission to") as error:
         Store(small_disk).write(sample(2))
     assert str(small_disk) in str(error.value)
+
+
+def test_mounted_buckets_are_known_by_their_mount():
+    mounts = (
+        "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
+        "30 22 0:20 / /gcs rw - fuse.gcsfuse gcsfuse rw\n"
+        "31 22 0:21 / /mnt/my\\040bucket rw shared:1 - fuse gcsfuse rw\n"
+        "32 22 0:22 / /mnt rw - nfs4 server:/x rw\n"
+    )
+    assert mount_type(mounts, "/gcs/bucket/run") == "fuse.gcsfuse"
+    assert mount_type(mounts, "/gcsx") == "ext4"
+    assert mount_type(mounts, "/mnt/my bucket") == "fuse"
+    assert mount_type(mounts, "/mnt/other") == "nfs4"
+    assert mount_type("", "/x") == ""
 
 
 def test_a_directory_that_is_a_file_is_named(tmp_path):

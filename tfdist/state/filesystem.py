@@ -3,6 +3,7 @@
 | | paths | a file appears | directories are renamed |
 |---|---|---|---|
 | `LocalFiles` | without `://`: disks, NFS | when it is created | yes, atomically |
+| `LocalFiles(renames=False)` | mounted buckets (FUSE) | when it is created | not relied on |
 | `RemoteFiles` | `gs://` and what else `tf.io.gfile` opens | when it is complete | no |
 
 Both raise `OSError` and its children, and nothing else. TensorFlow is imported for the second kind
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +25,8 @@ from typing import Protocol
 CHUNK = 4 << 20
 #: So much is handed to the disk at once: more dirty pages make the system stop those who write.
 _SYNC_EVERY = 32 << 20
+
+_MOUNTS = "/proc/self/mountinfo"
 
 #: Names of what is on its way in or out.
 HIDDEN = "."
@@ -43,9 +47,11 @@ class FileSystem(Protocol):
 
     Attributes:
         renames: Whether a directory can be renamed at one stroke.
+        is_local: Whether paths are those of the operating system.
     """
 
     renames: bool
+    is_local: bool
 
     def make_directory(self, path: str) -> None:
         """Creates `path` and those above it, as far as they are missing."""
@@ -83,12 +89,40 @@ class FileSystem(Protocol):
 
 def file_system(path: str) -> FileSystem:
     """Returns the file system that holds `path`."""
-    return RemoteFiles() if "://" in path else LocalFiles()
+    if "://" in path:
+        return RemoteFiles()
+    try:
+        with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+            is_fuse = mount_type(file.read(), os.path.realpath(path)).startswith("fuse")
+    except OSError:
+        is_fuse = False
+    return LocalFiles(renames=not is_fuse)
+
+
+def mount_type(mounts: str, path: str) -> str:
+    """Returns the type of the file system that holds `path`.
+
+    Args:
+        mounts: The text of Linux's `/proc/self/mountinfo`.
+        path: A real path, which need not exist.
+    """
+    best, found = "", ""
+    for line in mounts.splitlines():
+        fields, _, kind = line.partition(" - ")
+        columns = fields.split(" ")
+        if len(columns) < 5 or not kind:
+            continue
+        # Spaces and the like are written as octal numbers.
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), columns[4])
+        if f"{path}/".startswith(point.rstrip("/") + "/") and len(point) >= len(best):
+            best, found = point, kind.split(" ")[0]
+    return found
 
 
 class _LocalOutput:
-    def __init__(self, descriptor: int):
+    def __init__(self, descriptor: int, sync_every: int | None):
         self._descriptor = descriptor
+        self._sync_every = sync_every
         self._unsynced = 0
 
     def write(self, data: memoryview) -> None:
@@ -97,7 +131,7 @@ class _LocalOutput:
             while len(piece):
                 piece = piece[os.write(self._descriptor, piece) :]
             self._unsynced += min(CHUNK, len(data) - start)
-            if self._unsynced >= _SYNC_EVERY:
+            if self._sync_every is not None and self._unsynced >= self._sync_every:
                 os.fdatasync(self._descriptor)
                 self._unsynced = 0
 
@@ -106,9 +140,19 @@ class _LocalOutput:
 
 
 class LocalFiles:
-    """Files of this machine, or of one that it mounts."""
+    """Files of this machine, or of one that it mounts.
 
-    renames = True
+    Args:
+        renames: Whether directories can be renamed. Where a bucket is mounted it is a copy of one
+            file after the other, or refused.
+    """
+
+    is_local = True
+
+    def __init__(self, *, renames: bool = True):
+        self.renames = renames
+        # A mounted bucket would upload the whole file each time.
+        self._sync_every = _SYNC_EVERY if renames else None
 
     def make_directory(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)
@@ -141,7 +185,7 @@ class LocalFiles:
     def create(self, path: str) -> Iterator[OutputFile]:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
         try:
-            output = _LocalOutput(descriptor)
+            output = _LocalOutput(descriptor, self._sync_every)
             yield output
             output.close()
         finally:
@@ -187,17 +231,22 @@ class RemoteFiles:
     """Files behind `tf.io.gfile`: an object appears when it is complete, and is listed then."""
 
     renames = False
+    is_local = False
 
     def make_directory(self, path: str) -> None:
-        """Does nothing but to look at the bucket: a directory is the first part of a name."""
         with _os_errors(path):
-            self._gfile().makedirs(path)
+            if path.startswith("gs://"):
+                # There a directory is but the beginning of names. Where the bucket does not exist,
+                # `makedirs` never returns, and a file that failed takes minutes to be freed: so
+                # look before. This asks for no right but to list objects.
+                self._gfile().glob(f"{path}/{HIDDEN}nothing/*")
+            else:
+                self._gfile().makedirs(path)
 
     def names(self, path: str) -> list[str]:
-        with _os_errors(path):
-            if not self._gfile().isdir(path):
-                return []
+        with contextlib.suppress(FileNotFoundError), _os_errors(path):
             return sorted({name.rstrip("/") for name in self._gfile().listdir(path)} - {""})
+        return []
 
     def read(self, path: str) -> bytes:
         return b"".join(self.chunks(path))

@@ -73,7 +73,7 @@ def verified(
         if mapped is None or not (file.values or file.name == FACTS):
             _compare(describe(files, path, file.name), file)
             continue
-        buffer = _map(path, file) if mapped and files.renames else _load(files, path, file)
+        buffer = _map(path, file) if mapped and files.is_local else _load(files, path, file)
         if file.name == FACTS:
             yield Part(facts=plain_facts.from_bytes(buffer.tobytes()))
         else:

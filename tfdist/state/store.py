@@ -12,9 +12,9 @@
 | `finished.json` | the run has ended; nothing is left to do |
 | `.writing-...`, `.removing-...` | on its way in or out; swept by the next who writes |
 
-A commit is written under a hidden name, made durable and renamed. Object stores rename nothing:
-there the manifest, which a commit must have to count, is written last. Many may read while one
-writes. All but `latest`, `read` and `check` are quick.
+A commit is written under a hidden name, made durable and renamed. Object stores rename nothing,
+mounted ones neither: there the manifest, which a commit must have to count, is written last. Many
+may read while one writes. All but `latest`, `read` and `check` are quick.
 
 Values that live on other hosts are written there, straight into the commit:
 
@@ -127,6 +127,18 @@ class Store:
                 self._sweep(found, thin=False)
             return self._fence.number
 
+    def confirm(self) -> None:
+        """Makes sure that this process still is the one that writes.
+
+        Raises:
+            StaleWriterError: A newer incarnation writes here.
+            StoreError: The directory cannot be read.
+        """
+        self.acquire()
+        assert self._fence is not None
+        with self._explained("look who writes the commits"):
+            self._fence.check()
+
     def write(self, snapshot: Snapshot) -> Commit:
         """Commits `snapshot`, and removes commits that need not be kept.
 
@@ -165,9 +177,12 @@ class Store:
                 commit = OpenCommit(self._files, aside, self._commit(name))
                 yield commit
                 self._seal(commit)
-            except BaseException:
+            except BaseException as error:
                 with contextlib.suppress(OSError):
                     self._files.remove_directory(aside)
+                if isinstance(error, OSError) and error.errno == errno.ENOENT:
+                    # A newer incarnation sweeps what older ones were writing.
+                    self._fence.check()
                 raise
             finally:
                 self._open.discard(os.path.basename(aside))
@@ -293,14 +308,9 @@ class Store:
             self._fence.check()
             commit.seal()
             return
-        try:
-            commit.seal()
-            self._fence.check()
-            self._files.rename(commit.directory, commit.result.directory)
-        except FileNotFoundError:
-            # A newer incarnation sweeps what older ones were writing.
-            self._fence.check()
-            raise
+        commit.seal()
+        self._fence.check()
+        self._files.rename(commit.directory, commit.result.directory)
 
     def _sweep(self, found: Survey, thin: bool) -> None:
         """Removes what nobody needs; what is left behind in vain is left to the next time."""
