@@ -1,4 +1,4 @@
-"""A training on one device is interrupted and goes on in another `fit`; what is saved and refused."""
+"""A training on one device is interrupted and goes on in another `fit`; what is refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def build(units=4, rate=0.05, loss="mse"):
     keras.utils.set_random_seed(3)
     inner = [keras.layers.Dense(units, activation="tanh"), keras.layers.Dropout(0.3)]
     model = keras.Sequential([keras.Input((3,)), *inner, keras.layers.Dense(1)])
-    model.compile(keras.optimizers.Adam(rate), loss, metrics=["mae"])
+    # Without XLA, which takes longer to compile a step than all steps take.
+    model.compile(keras.optimizers.Adam(rate), loss, metrics=["mae"], jit_compile=False)
     return model
 
 
@@ -97,7 +98,7 @@ def test_one_device_trains_as_kerass_own_loop_does(undisturbed):
     assert history.history == undisturbed[1].history
 
 
-@pytest.mark.parametrize("after", [(7,), (5, 3), (9, 4, 1)])
+@pytest.mark.parametrize("after", [(7,), (5, 3, 4)])
 def test_what_was_interrupted_ends_with_the_same_weights_and_history(after, tmp_path, undisturbed):
     for each in after:
         fit(tmp_path, each)
@@ -110,7 +111,7 @@ def test_what_was_interrupted_ends_with_the_same_weights_and_history(after, tmp_
 
 def test_a_callback_that_stops_is_where_it_was(tmp_path):
     def stops():
-        return keras.callbacks.EarlyStopping("mae", patience=1, baseline=0.0)
+        return keras.callbacks.EarlyStopping("mae", patience=3, mode="max")
 
     fit(tmp_path, 8, callbacks=[stops()], epochs=9)
     _, history, _ = fit(tmp_path, callbacks=[stops()], epochs=9)

@@ -134,10 +134,10 @@ def reader_for(
         saves: Whether the reader is to save its state, also where that is slower.
     """
     if isinstance(distributed, tf.data.Dataset):  # The default strategy's way.
-        return LocalReader(strategy, distributed, batches)
+        return LocalReader(strategy, distributed, batches, saves)
     suits = is_on_cpu(strategy) or saves
     if ours and suits and len(distributed._cloned_datasets) == 1:
-        return LocalReader(strategy, distributed._cloned_datasets[0], batches)
+        return LocalReader(strategy, distributed._cloned_datasets[0], batches, saves)
     return DistributedReader(strategy, distributed)
 
 
@@ -148,9 +148,18 @@ class LocalReader:
         strategy: The strategy of the model.
         dataset: This worker's part, in batches of one replica.
         batches: As for `reader_for`.
+        saves: Whether its state is to be saved.
     """
 
-    def __init__(self, strategy: Any, dataset: tf.data.Dataset, batches: int | None):
+    def __init__(
+        self,
+        strategy: Any,
+        dataset: tf.data.Dataset,
+        batches: int | None,
+        saves: bool = False,
+    ):
+        self._saves = saves
+        self._shuffles = 0
         self._shares = Shares(strategy)
         self._replicas = self._shares.local_replicas
         # While a step runs the next batch is made.
@@ -165,13 +174,14 @@ class LocalReader:
     def start(self) -> None:
         self._iterator = iter(self._dataset)
         self._left = self._batches
+        self._shuffles = _shuffles_of(self._iterator) if self._saves else 0
 
     def skip(self) -> None:
         self._read()
         self._count()
 
     def saved(self) -> bytes | None:
-        return iterators.saved(self._iterator)
+        return _saved_with(self._shuffles, self._iterator)
 
     def restore(self, batches: int, state: bytes) -> None:
         self.start()
@@ -229,20 +239,24 @@ class WholeReader:
 
     Args:
         dataset: A `tf.data.Dataset`.
+        saves: Whether its state is to be saved.
     """
 
-    def __init__(self, dataset: tf.data.Dataset):
+    def __init__(self, dataset: tf.data.Dataset, saves: bool = False):
+        self._saves = saves
+        self._shuffles = 0
         self._dataset = without_tuning(dataset.prefetch(tf.data.AUTOTUNE))
         self._iterator: Any = None
 
     def start(self) -> None:
         self._iterator = iter(self._dataset)
+        self._shuffles = _shuffles_of(self._iterator) if self._saves else 0
 
     def skip(self) -> None:
         next(self._iterator, None)
 
     def saved(self) -> bytes | None:
-        return iterators.saved(self._iterator)
+        return _saved_with(self._shuffles, self._iterator)
 
     def restore(self, batches: int, state: bytes) -> None:
         del batches
@@ -252,6 +266,16 @@ class WholeReader:
     def next(self) -> Any:
         batch = next(self._iterator, None)
         return None if batch is None else tree.map_structure(none_if_optional, batch)
+
+
+def _shuffles_of(fresh: Any) -> int:
+    return iterators.shuffles_in(iterators.saved(fresh))
+
+
+def _saved_with(shuffles: int, iterator: Any) -> bytes | None:
+    """Returns the state of an iterator, or None where not all of its shuffles are in it."""
+    state = iterators.saved(iterator)
+    return state if iterators.shuffles_in(state) >= shuffles else None
 
 
 class DistributedReader:
