@@ -16,7 +16,9 @@ import tfdist
 from tfdist.callbacks.schedule import Schedule
 from tfdist.engine import callback_states
 from tfdist.engine import plain
+from tfdist.engine import position
 from tfdist.engine.inventory import inventory
+from tfdist.engine.peers import Peers
 from tfdist.engine.watcher import Watcher
 from tfdist.errors import ConfigError
 from tfdist.state.store import Store
@@ -218,6 +220,34 @@ def test_names_of_variables_do_not_depend_on_the_models_made_before():
     first = names()
     assert first == names() and len(set(first)) == len(first)
     assert "model/0/sequential/dense/kernel" in first
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (1, 3), (4, 1), (2, 2)])
+def test_a_table_and_its_slots_go_on_in_another_number_of_shards(before, after):
+    def train(shards):
+        keras.utils.set_random_seed(shards)
+        ids = keras.Input((2,), dtype="int64")
+        table = tfdist.layers.Embedding(11, 3, num_shards=shards)
+        model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
+        model.compile(keras.optimizers.Adam(0.1), "mse", jit_compile=False)
+        model.optimizer.build(model.trainable_variables)
+        for variable in model.optimizer.variables[2:]:
+            variable.assign(np.random.RandomState(shards).rand(*variable.shape))
+        return model, table
+
+    (old, table), (new, other) = train(before), train(after)
+    assert (len(table._shards), len(other._shards)) == (before, after)
+    peers = Peers(tf.distribute.get_strategy(), "fit")
+    records, _, arrays = position.take(inventory(old), peers, {})
+    assert [r["name"] for r in records] == [entry.name for entry in inventory(new)]
+    position.put(inventory(new), records, arrays, peers, True)
+    assert np.array_equal(table.get_weights()[0], other.get_weights()[0])
+    slots = [
+        np.concatenate([v.numpy() for v in model.optimizer.variables if v.shape[1:] == (3,)])
+        for model in (old, new)
+    ]
+    assert slots[0].shape == (22, 3)
+    assert sorted(map(tuple, slots[0].tolist())) == sorted(map(tuple, slots[1].tolist()))
 
 
 VALUES = [

@@ -131,6 +131,8 @@ class BackupAndRestore(Watcher):
                 training.start,
             )
             self._ended += 1
+        elif self.save_every != "epoch" and not training.has_position:
+            log.warning("workers read the data for themselves: commits are made between epochs")
         self._schedule.begin(training.start)
 
     def is_due(self, training: Training) -> bool:
@@ -167,8 +169,6 @@ class BackupAndRestore(Watcher):
             with contextlib.suppress(Exception):
                 self._writer.close()
         self._store = self._writer = None
-
-    # What others may call at a boundary, on every worker.
 
     def commit(self, training: Training, *, wait: bool = False) -> None:
         """Commits now.

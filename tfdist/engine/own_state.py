@@ -46,10 +46,9 @@ def capture(
 
 def _place(training: Training) -> dict[str, Any] | None:
     """Returns where this worker is in its data, or None where that is not known."""
-    where = getattr(training.feed, "position", None)
-    if not callable(where):
+    if not training.has_position:
         return None
-    found: dict[str, Any] = where()
+    found: dict[str, Any] = training.feed.position()
     state = found.get("iterator")
     if state is not None and not training.is_chief and len(state) > _LONGEST_ITERATOR:
         found["iterator"] = None  # The place is found by reading again what was read.

@@ -234,6 +234,16 @@ class Training:
         """Lets a `Watcher` that is not among the callbacks act at boundaries."""
         self._watchers.append(watcher)
 
+    def commit(self, *, wait: bool = False) -> None:
+        """Makes the position durable, if anybody here does that: see `Watcher.commit`."""
+        for watcher in self._watchers:
+            watcher.commit(self, wait=wait)
+
+    @property
+    def has_position(self) -> bool:
+        """Whether it is known where the data is; not so where workers read for themselves."""
+        return callable(getattr(self.feed, "position", None))
+
     @property
     def is_watched(self) -> bool:
         """Whether anybody acts at boundaries."""

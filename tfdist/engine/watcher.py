@@ -29,6 +29,14 @@ class Watcher(keras.callbacks.Callback):
     def at_boundary(self, training: Training) -> None:
         """Called by every worker between two steps, and between two epochs."""
 
+    def commit(self, training: Training, *, wait: bool = False) -> None:
+        """Called by every worker at a boundary where the position is to be made durable.
+
+        Args:
+            training: The training.
+            wait: Whether to return only when it is.
+        """
+
     def close(self, training: Training) -> None:
         """Called after `on_train_end`."""
 
