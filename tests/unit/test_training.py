@@ -140,12 +140,12 @@ def test_a_run_that_has_ended_gives_its_result_and_trains_nothing(tmp_path, undi
     assert interrupt.here.batches == 0
     assert equal(model, undisturbed[0])
     assert history.history == undisturbed[1].history
-    with pytest.raises(ConfigError, match="epochs=3"):
-        fit(tmp_path, epochs=4)
+    assert interrupt.told == undisturbed[2].told
+    assert int(model.optimizer.iterations) == EPOCHS * STEPS
 
 
-def test_a_run_that_has_ended_goes_further_if_its_commits_were_kept(tmp_path, undisturbed):
-    fit(tmp_path, delete_checkpoint=False, epochs=2)
+def test_a_run_that_has_ended_goes_further_if_it_is_asked_to(tmp_path, undisturbed):
+    fit(tmp_path, epochs=2)
     model, history, interrupt = fit(tmp_path)
     assert interrupt.here.batches == STEPS
     assert equal(model, undisturbed[0]) and history.history == undisturbed[1].history
@@ -158,7 +158,12 @@ def test_commits_are_removed_when_it_has_ended_and_the_callback_may_be_used_agai
         history = model.fit(dataset(), epochs=1, verbose=0, callbacks=[backup])
         assert len(history.epoch) == 1
     assert Store(tmp_path).commits() == Store(tmp_path / "fit-2").commits() == []
-    assert int(model.optimizer.iterations) == 2 * STEPS
+    backup = tfdist.callbacks.BackupAndRestore(
+        tmp_path / "kept", save_every=2, delete_checkpoint=False
+    )
+    model.fit(dataset(), epochs=1, verbose=0, callbacks=[backup])
+    assert Store(tmp_path / "kept").commits()[0].step == 4
+    assert int(model.optimizer.iterations) == 3 * STEPS
 
 
 @pytest.mark.parametrize(
@@ -248,6 +253,62 @@ def test_a_table_and_its_slots_go_on_in_another_number_of_shards(before, after):
     ]
     assert slots[0].shape == (22, 3)
     assert sorted(map(tuple, slots[0].tolist())) == sorted(map(tuple, slots[1].tolist()))
+
+
+class BuildsItself(keras.Model):
+    """Has no `call`: parts and optimizers make their variables in the first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(4), keras.layers.Dense(1)
+        self.adam, self.sgd = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.01, 0.9)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean(tf.square(self.last(self.first(x)) - y))
+        for optimizer, layer in ((self.adam, self.first), (self.sgd, self.last)):
+            weights = layer.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def builds_itself():
+    keras.utils.set_random_seed(3)
+    model = BuildsItself()
+    model.compile(jit_compile=False)
+    return model
+
+
+def with_scaled_loss():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    model = build()
+    keras.mixed_precision.set_global_policy("float32")
+    return model
+
+
+def accumulates():
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    adam = keras.optimizers.Adam(0.05, gradient_accumulation_steps=3, use_ema=True)
+    model.compile(adam, "mse", jit_compile=False, steps_per_execution=2)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [builds_itself, with_scaled_loss, accumulates])
+def test_unusual_models_go_on_exactly(make, tmp_path):
+    def rate():
+        return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.7)
+
+    callbacks = () if make is builds_itself else (rate,)
+    expected, whole, _ = fit(tmp_path / "whole", model=make(), callbacks=[c() for c in callbacks])
+    fit(tmp_path / "run", 4, model=make(), callbacks=[c() for c in callbacks])
+    model, history, interrupt = fit(
+        tmp_path / "run", model=make(), callbacks=[c() for c in callbacks]
+    )
+    assert interrupt.here.batches < EPOCHS * STEPS
+    assert equal(model, expected) and history.history == whole.history
 
 
 VALUES = [

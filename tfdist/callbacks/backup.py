@@ -41,8 +41,9 @@ class BackupAndRestore(Watcher):
     callbacks, whatever its place among them.
 
     A commit holds the weights, optimizers, metrics of the open epoch, random generators, place in
-    the data, history, and what other callbacks remember. When training has ended, the weights and
-    the history stay in `directory`; a run that is started again gets them and trains nothing.
+    the data, history, and what other callbacks remember. When training has ended, the last of
+    these stays in `directory`; a run that is started again goes there and trains nothing, or the
+    epochs that it is asked for beyond.
 
     Args:
         directory: Where commits are: a local path, or a URL such as `gs://bucket/run`.
@@ -115,12 +116,7 @@ class BackupAndRestore(Watcher):
         if training.is_chief:
             self._store = Store(self._place(), keep=self.keep)
             self._store.acquire()
-            found = self._result(training)
-            is_over = found is not None
-            if found is None:
-                found = _read(self._store)
-            if found is not None and not is_over and self._store.finished() is not None:
-                found.facts["stop"] = False  # It had come to its end, and is to go further.
+            found, is_over = self._newest(training.epochs)
             self._writer = AsyncWriter(self._store)
         training.resume(found, self.override, is_over=is_over)
         if training.is_over:
@@ -148,18 +144,15 @@ class BackupAndRestore(Watcher):
             self.commit(training)
 
     def close(self, training: Training) -> None:
-        """Keeps the result, and removes the commits unless they are to be kept."""
-        if not self.delete_checkpoint:
-            self.commit(training)
-        found = training.capture(result=True)
+        """Keeps the last position, and removes the commits unless they are to be kept."""
+        found = training.capture()
         if self._store is not None:
             assert self._writer is not None and found is not None
             self._told(self._writer.close)
             place = os.path.join(self._store.directory, _RESULT)
             Store(place, keep=1).write(Snapshot(found.step, found.facts, found.arrays))
-            self._store.finish(
-                {"epochs": training.epochs, "step": training.step}, keep=not self.delete_checkpoint
-            )
+            ended = {"epochs": training.epochs, "step": training.step}
+            self._store.finish(ended, keep=not self.delete_checkpoint)
         self._store = self._writer = None
         self._ended += 1
 
@@ -205,24 +198,22 @@ class BackupAndRestore(Watcher):
             return self.directory
         return os.path.join(self.directory, f"fit-{self._ended + 1}")
 
-    def _result(self, training: Training) -> Position | None:
-        """Returns the result of a run that has ended, if there is no more to do."""
+    def _newest(self, epochs: int) -> tuple[Position | None, bool]:
+        """Returns where to go on, and whether there is nothing left to do.
+
+        Args:
+            epochs: As given to `fit`.
+        """
         assert self._store is not None
-        told = self._store.finished()
-        if told is None:
-            return None
-        place = os.path.join(self._store.directory, _RESULT)
-        found = _read(Store(place, keep=1))
-        if found is None or training.epochs <= told["epochs"]:
-            return found
-        if self._store.latest() is not None:
-            return None
-        raise ConfigError(
-            f"epochs={told['epochs']}, after which the run in {self._store.directory} has ended",
-            f"epochs={training.epochs}",
-            "give another directory; to go on with a run that has ended, keep its commits with "
-            "delete_checkpoint=False",
-        )
+        ended = self._store.finished()
+        if ended is not None:
+            found = _read(Store(os.path.join(self._store.directory, _RESULT), keep=1))
+            if found is not None:
+                is_over = epochs <= ended["epochs"]
+                if not is_over:
+                    found.facts["stop"] = False  # It has come to its end, and is to go further.
+                return found, is_over
+        return _read(self._store), False
 
 
 def _read(store: Store) -> Position | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +17,18 @@ from tfdist.errors import ConfigError
 
 #: What may be another, by the word that lets it be.
 PARTS = ("model", "optimizer", "metrics", "data")
+_made_with: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def optimizer_facts(model: Any) -> list[Any]:
-    """Returns what the optimizers of a model were made with, fit for JSON."""
-    return [_config(optimizer) for optimizer in optimizers_of(model)]
+    """Returns what the optimizers of a model were made with, fit for JSON.
+
+    A rate that training has changed since is not another one.
+    """
+    for optimizer in optimizers_of(model):
+        if optimizer not in _made_with:
+            _made_with[optimizer] = _config(optimizer)
+    return [_made_with[optimizer] for optimizer in optimizers_of(model)]
 
 
 def data_facts(feed: Any) -> dict[str, Any]:

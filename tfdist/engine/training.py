@@ -116,6 +116,7 @@ class Training:
         if self.is_over:
             found.put_variables()
             found.put_history(self._calls)
+            found.put_callbacks(self._states)
             return True
         found.put_data(self.feed)
         self._tables = callback_states.reopen_tables(self._calls.callbacks, found.facts["epoch"])
@@ -288,21 +289,16 @@ class Training:
     def capture(
         self,
         *,
-        result: bool = False,
         copy: Callable[[dict[str, Any]], Mapping[str, np.ndarray]] | None = None,
     ) -> Position | None:
         """Returns the position, on the chief; None on other workers. A collective.
 
         Args:
             copy: Copies arrays of variables, which the next step changes; None takes new memory.
-            result: Whether the training is over and only its result is wanted: the weights and
-                the history.
         """
         entries = inventory(self.model)
-        if result:
-            entries = [entry for entry in entries if entry.group == "model"]
         more: dict[str, np.ndarray] = {}
-        own = {} if result else own_state.capture(self, self._states, more)
+        own = own_state.capture(self, self._states, more)
         records, workers, arrays = position.take(entries, self.peers, own)
         if not self.is_chief:
             return None
@@ -320,7 +316,6 @@ class Training:
             "step": self.step,
             "stop": bool(self.model.stop_training),
             "epochs": self.epochs,
-            "is_result": result,
             "entries": records,
             "workers": workers,
             "history": told,
