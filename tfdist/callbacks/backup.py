@@ -61,6 +61,7 @@ class BackupAndRestore(Watcher):
             data are not those of the run that is in `directory`.
 
     Example:
+        >>> strategy = tfdist.strategy()  # Or tfdist.activate(), without a strategy.
         >>> backup = tfdist.callbacks.BackupAndRestore("backup", save_every=100)
         >>> model.fit(data, epochs=3, callbacks=[backup])
     """
@@ -100,12 +101,22 @@ class BackupAndRestore(Watcher):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes sure that a loop that knows boundaries is under way."""
-        if trainings.of(self.model) is None:
+        if trainings.of(self.model) is not None:
+            return
+        if getattr(self.model, "_distribute_strategy", None) is None:
+            # In `model.fit(callbacks=[BackupAndRestore(...)])` Python looks up `model.fit` first,
+            # and what making this callback has put into Keras comes too late.
             raise UnsupportedError(
-                "a strategy that tfdist trains under, or none, with BackupAndRestore",
-                f"{type(self.model.distribute_strategy).__name__}",
-                "build the model under tfdist.strategy(), or use keras.callbacks.BackupAndRestore",
+                "tfdist to be active when fit is called with BackupAndRestore",
+                "fit of Keras alone",
+                "call tfdist.activate() or tfdist.strategy() above, or start the script with "
+                "`tfdist run`",
             )
+        raise UnsupportedError(
+            "a strategy that tfdist trains under, or none, with BackupAndRestore",
+            type(self.model.distribute_strategy).__name__,
+            "build the model under tfdist.strategy(), or use keras.callbacks.BackupAndRestore",
+        )
 
     # What the training calls.
 
