@@ -360,7 +360,7 @@ def test_only_what_a_callback_has_changed_is_its_state():
     found = json.loads(json.dumps(states.capture(arrays)))
     assert list(found["Mine 1"]["attributes"]) == ["wait", "best"]
     other.patience = 5
-    callback_states.CallbackStates([other]).restore(found, arrays)
+    callback_states.CallbackStates([other]).restore(found, arrays, found)
     assert (other.patience, other.wait, other.best.tolist()) == (5, 2, [0.0, 7.0])
 
 

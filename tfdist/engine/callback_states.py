@@ -81,22 +81,29 @@ class CallbackStates:
                 found[name] = {"attributes": state}
         return found
 
-    def restore(self, states: Mapping[str, Any], arrays: Any) -> None:
+    def restore(self, states: Mapping[str, Any], arrays: Any, chiefs: Mapping[str, Any]) -> None:
         """Gives callbacks of the same names what was captured.
 
         Args:
-            states: What `capture` has returned.
-            arrays: Mapping of name to array.
+            states: What `capture` has returned on this worker.
+            arrays: Mapping of name to array, those of the chief.
+            chiefs: What `capture` has returned on the chief, for callbacks that have arrays here
+                which the chief's have not.
         """
         for name, state in states.items():
             callback = self._callbacks.get(name)
             if callback is None:
                 log.warning("no callback %s here; what it remembered is left out", name)
-            elif "own" in state:
-                callback.set_state(plain.decode(state["own"], arrays))
+                continue
+            try:
+                found = plain.decode(state, arrays)
+            except KeyError:
+                found = plain.decode(chiefs[name], arrays)
+            if "own" in found:
+                callback.set_state(found["own"])
             else:
-                for key, value in state["attributes"].items():
-                    setattr(callback, key, plain.decode(value, arrays))
+                for key, value in found["attributes"].items():
+                    setattr(callback, key, value)
 
     def _encoded(self, value: Any, arrays: dict[str, np.ndarray] | None, *name: str) -> Any:
         if arrays is None:

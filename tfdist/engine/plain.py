@@ -108,7 +108,7 @@ def _array(value: np.ndarray, arrays: dict[str, np.ndarray] | None, name: str) -
         arrays[name] = value
         return {"name": name}
     data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
-    return {"dtype": _dtype_name(value.dtype), "shape": list(value.shape), "data": data}
+    return {"dtype": dtype_name(value.dtype), "shape": list(value.shape), "data": data}
 
 
 def _array_of(value: dict[str, Any], arrays: Any) -> np.ndarray:
@@ -118,7 +118,8 @@ def _array_of(value: dict[str, Any], arrays: Any) -> np.ndarray:
     return np.frombuffer(data, dtype_of(value["dtype"])).reshape(value["shape"]).copy()
 
 
-def _dtype_name(dtype: np.dtype) -> str:
+def dtype_name(dtype: np.dtype) -> str:
+    """Returns a name that `dtype_of` knows."""
     return dtype.name if dtype.kind == "V" else dtype.str  # ml_dtypes are of kind V.
 
 

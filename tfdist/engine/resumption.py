@@ -50,7 +50,9 @@ class Resumption:
         self._small: dict[str, np.ndarray] = {}
         keys = ("workers", "replicas")
         self._is_same = all(facts["topology"][key] == topology[key] for key in keys)
-        rank = peers.group.rank if peers.group is not None and self._is_same else 0
+        rank = facts["chief"]
+        if peers.group is not None and self._is_same:
+            rank = peers.group.rank
         self.mine: dict[str, Any] = facts["workers"][rank]
 
     @property
@@ -120,8 +122,8 @@ class Resumption:
 
         Generators come last: who restores anything else may draw.
         """
-        mine = self.mine["callbacks"] or self.facts["workers"][0]["callbacks"]
-        states.restore(mine, self._small)
+        chiefs = self.facts["workers"][self.facts["chief"]]["callbacks"]
+        states.restore(self.mine["callbacks"] or chiefs, self._small, chiefs)
         self._model.stop_training = bool(self.facts["stop"])
         randomness_state.restore(self.mine["random"])
 

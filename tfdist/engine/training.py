@@ -318,10 +318,13 @@ class Training:
             "epochs": self.epochs,
             "entries": records,
             "workers": workers,
+            "chief": self.peers.group.chief_rank if self.peers.group is not None else 0,
             "history": told,
             "epoch_logs": plain.encode(self.epoch_logs),
             "loop": self.loop_state,
-            "arrays": {name: [list(a.shape), a.dtype.name] for name, a in more.items()},
+            "arrays": {
+                name: [list(a.shape), plain.dtype_name(a.dtype)] for name, a in more.items()
+            },
             "optimizer": self._optimizer,
             "data": self._data,
             "topology": self.topology,
