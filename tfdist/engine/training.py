@@ -28,12 +28,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._version import __version__
+from tfdist.engine import accumulation
 from tfdist.engine import callback_states
 from tfdist.engine import differences
 from tfdist.engine import own_state
 from tfdist.engine import plain
 from tfdist.engine import position
-from tfdist.engine.accumulation import Accumulation
 from tfdist.engine.inventory import inventory
 from tfdist.engine.peers import Peers
 from tfdist.engine.position import Position
@@ -140,6 +140,7 @@ class Training:
         found = self._found
         if found is None:
             return start
+        accumulation.begin()  # All replicas get the same sums, whatever was broken off here.
         found.put_variables()
         found.put_history(self._calls)
         facts = found.facts
@@ -275,7 +276,7 @@ class Training:
         """Whether no update is half done: gradients are accumulated by each replica for itself."""
         if self.is_between_epochs or not is_synchronous(self.model.distribute_strategy):
             return True
-        return not Accumulation(self.model).is_open
+        return not accumulation.Accumulation(self.model).is_open
 
     @property
     def start(self) -> int:
