@@ -133,6 +133,16 @@ def test_the_seed_that_was_drawn_is_part_of_the_position():
     assert _numbers(other.epoch()) == expected
 
 
+def test_a_seeded_program_draws_the_same_orders_again():
+    orders = []
+    for _ in range(2):
+        keras.utils.set_random_seed(7)
+        orders.append([_numbers(KINDS["arrays"]().epoch()) for _ in range(2)])
+    tf.random.set_seed(None)
+    assert orders[0] == orders[1]
+    assert orders[0][0] != orders[0][1]
+
+
 def test_a_position_can_be_that_of_batches_dealt_with_while_more_were_read():
     feed = KINDS["sharded"]()
     reading = feed.epoch()

@@ -205,6 +205,14 @@ def test_a_tfds_split_is_read_by_record(tmp_path, monkeypatch):
         shards("tfds:squares/valid")
 
 
+def test_a_dataset_of_weights_has_one_shape_and_gives_filling_the_weight_nothing():
+    own = np.full(21, 2.0, "float32")
+    batches = list(shards((np.arange(21), np.arange(21), own)).to_dataset())
+    assert [batch[0].shape[0] for batch in batches] == [16, 16]
+    weights = np.concatenate([weight for _, _, weight in batches])
+    assert weights.tolist() == [2.0] * 21 + [0.0] * 11
+
+
 def test_explain_counts_what_each_worker_takes(capsys):
     text = data.explain(shards(np.arange(1003), global_batch_size=64, shuffle=True, seed=1), 3)
     assert capsys.readouterr().out.strip() == text
@@ -238,6 +246,16 @@ def test_explain_counts_what_each_worker_takes(capsys):
 def test_what_cannot_be_right_is_refused_with_a_fix(make, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         make(tmp_path)
+
+
+def test_batches_are_taken_apart_and_pieces_of_a_fixed_size_are_not():
+    numbers = tf.data.Dataset.range(30)
+    batched = shards(numbers.batch(7).prefetch(1))
+    assert batched.num_examples == 30
+    assert any("taken apart" in reason for reason in batched.reasons)
+    pieces = shards(numbers.batch(5, drop_remainder=True).map(lambda x: x), remainder="partial")
+    assert [batch.shape for batch in pieces] == [(6, 5)]
+    assert any("single examples" in reason for reason in pieces.reasons)
 
 
 def test_a_dataset_function_that_ignores_its_worker_is_refused():

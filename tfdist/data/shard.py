@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +51,8 @@ def shard(
         source: One of
             arrays: a NumPy array, a tensor, a pandas frame or series, a tuple or dict of those;
             a sequence: anything with `__len__` and `__getitem__` that gives single examples;
-            a `tf.data.Dataset` of single examples (one of batches is taken apart);
+            a `tf.data.Dataset` of single examples (one of batches, the last of which may be
+            smaller, is taken apart);
             a function of a `tf.distribute.InputContext` that returns a dataset with the part of
             `context.input_pipeline_id`; a function of nothing that returns a dataset, or a
             generator that begins anew;
@@ -79,7 +81,7 @@ def shard(
         >>> data = shard((x, y), global_batch_size=64, shuffle=True, seed=1)
         >>> model.fit(data, epochs=3)
     """
-    if not isinstance(global_batch_size, int) or global_batch_size < 1:
+    if not isinstance(global_batch_size, numbers.Integral) or global_batch_size < 1:
         raise ConfigError("a global_batch_size of at least 1", repr(global_batch_size))
     if remainder not in REMAINDERS:
         raise ConfigError(f"a remainder out of {', '.join(REMAINDERS)}", repr(remainder))
@@ -87,7 +89,7 @@ def shard(
         raise ConfigError(f"a policy out of {', '.join(POLICIES)}", repr(policy))
     if shuffle not in (True, False, "batch"):
         raise ConfigError("shuffle=True, False or 'batch'", repr(shuffle))
-    if seed is not None and (not isinstance(seed, int) or seed < 0):
+    if seed is not None and (not isinstance(seed, numbers.Integral) or seed < 0):
         raise ConfigError("a seed that is a whole number and not negative", repr(seed))
     found, first = _source(source, compression)
     if parse is not None and found.facts.kind != "records":
@@ -105,9 +107,9 @@ def shard(
     data = Sharded(
         found,
         maps,
-        batch_size=global_batch_size,
+        batch_size=int(global_batch_size),
         shuffle=shuffle,
-        seed=seed,
+        seed=None if seed is None else int(seed),
         policy=policy,
         remainder=remainder,
         buffer=shuffle_buffer,

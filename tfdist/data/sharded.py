@@ -21,6 +21,7 @@ from tfdist.data.policy import choose
 from tfdist.data.streams import StreamPart
 from tfdist.data.world import drawn_seed
 from tfdist.data.world import workers_here
+from tfdist.errors import ConfigError
 
 REMAINDERS = ("pad", "partial", "drop")
 #: Examples that a shuffle buffer holds unless told otherwise.
@@ -212,6 +213,46 @@ class Sharded:
                 yield Padded(*pad(data, full))
             else:
                 yield data
+
+    def to_dataset(self) -> tf.data.Dataset:
+        """Returns `(x, y, sample_weight)` batches of one shape, for what takes `tf.data` only.
+
+        An example that is there to fill a batch has the weight 0, others 1, or their own: weighted
+        metrics leave it out. Keras's mean loss of such a batch divides by all of its rows, and
+        metrics without weights (`compile(metrics=...)`) count them, so the numbers differ a little
+        from those of the engine's `fit`, which cuts such rows off and needs no weights. It is for
+        TPUs, whose shapes must not change (not tried on one). Each iteration is the next pass, all
+        of it: not this worker's part.
+
+        Raises:
+            ConfigError: Examples are no `x`, `(x, y)` or `(x, y, sample_weight)` of dense tensors.
+        """
+        spec = with_rows(self.whole().spec, self.global_batch_size)
+        named = spec if type(spec) is tuple else (spec,)
+        if len(named) > 3 or not all(
+            isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(spec)
+        ):
+            raise ConfigError(
+                "x, (x, y) or (x, y, sample_weight) of dense tensors", f"{self.whole().spec}"
+            )
+        x, y, weight = [*named, None, None][:3]
+        weights = tf.TensorSpec([self.global_batch_size], tf.float32)
+
+        def batches() -> Iterator[Any]:
+            epoch = self._next
+            self._next += 1
+            place = Place()
+            part = self.part(place, self._own_seed())
+            for data in part.iterator(epoch):
+                data, mask = pad(data, self.global_batch_size)
+                parts: tuple[Any, ...] = data if type(spec) is tuple else (data,)
+                own = tf.cast(mask, tf.float32)
+                if weight is not None:
+                    own *= tf.cast(tf.reshape(parts[2], [-1]), tf.float32)
+                yield (*parts[:2], own) if y is not None else (parts[0], (), own)
+
+        signature = (x, y if y is not None else (), weights)
+        return tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(2)
 
     def _own_seed(self) -> int:
         if self.seed is None:

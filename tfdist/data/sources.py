@@ -16,7 +16,6 @@ import tensorflow as tf
 from tfdist.data.indexed import example
 from tfdist.data.order import permutation
 from tfdist.data.parts import Place
-from tfdist.data.parts import describe
 from tfdist.data.policy import Facts
 from tfdist.data.policy import Policy
 from tfdist.data.records import Records
@@ -124,21 +123,19 @@ class DatasetSource:
     """
 
     def __init__(self, dataset: tf.data.Dataset, place: Place):
-        notes: tuple[str, ...] = ()
-        if is_batched(dataset):
-            dataset = dataset.unbatch()
-            notes = ("the dataset's own batches are taken apart and put together anew",)
+        dataset, notes = single(dataset)
         self._dataset = dataset
-        kind = "dataset"
         if _own_shard(dataset, place):
-            kind = "dataset_fn"
+            # Others have other numbers of examples.
             notes += (f"the dataset holds shard({place.workers}, {place.worker}) already",)
+            self.facts = Facts("dataset_fn", notes=notes)
+            return
         known = int(dataset.cardinality())
         if known == 0:
             raise ConfigError("at least one example", "an empty dataset")
         if known == tf.data.INFINITE_CARDINALITY:
             notes += ("the dataset never ends: fit needs steps_per_epoch",)
-        self.facts = Facts(kind, examples=known if known > 0 else None, notes=notes)
+        self.facts = Facts("dataset", examples=known if known > 0 else None, notes=notes)
 
     def examples(
         self, epoch: int, place: Place, policy: Policy, seed: int | None
@@ -148,8 +145,7 @@ class DatasetSource:
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns what tells this data from other data."""
-        spec = tf.nest.map_structure(lambda leaf: leaf, self._dataset.element_spec)
-        return {"examples": self.facts.examples, "of": describe(spec)}
+        return {"examples": self.facts.examples, "of": repr(self._dataset.element_spec)}
 
 
 class FunctionSource:
@@ -186,7 +182,7 @@ class FunctionSource:
                     "add .shard(context.num_input_pipelines, context.input_pipeline_id), or pass "
                     "the dataset itself to tfdist.data.shard",
                 )
-            self._made[place] = dataset.unbatch() if is_batched(dataset) else dataset
+            self._made[place], _ = single(dataset)
         return self._made[place]
 
     def fingerprint(self) -> dict[str, Any]:
@@ -247,8 +243,31 @@ class _Watched(tf.distribute.InputContext):  # type: ignore[misc]
 _PLAIN = ("Prefetch", "Options", "Take", "Skip", "Repeat", "Shuffle", "Cache", "Map", "Shard")
 
 
-def is_batched(dataset: tf.data.Dataset) -> bool:
-    """Whether the elements of a dataset are batches, as far as can be seen from outside."""
+def single(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, tuple[str, ...]]:
+    """Returns a dataset of single examples, and what was done about batches: sentences.
+
+    Batches of a fixed size may as well be examples, pieces of a text for instance, and stay.
+
+    Args:
+        dataset: A dataset of examples or of batches.
+    """
+    if not _was_batched(dataset):
+        return dataset, ()
+    shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(dataset.element_spec)]
+    if not all(shape is not None and shape.rank and shape[0] is None for shape in shapes):
+        fixed = "batches of a fixed size in the dataset are taken as single examples"
+        return dataset, (f"{fixed}; unbatch() it if they are not",)
+    inner = dataset
+    while "Prefetch" in type(inner).__name__:
+        [inner] = inner._inputs()
+    if type(inner).__name__ in ("_BatchDataset", "_ParallelBatchDataset"):
+        [dataset] = inner._inputs()
+    else:
+        dataset = dataset.unbatch()
+    return dataset, ("the dataset's own batches are taken apart and put together anew",)
+
+
+def _was_batched(dataset: tf.data.Dataset) -> bool:
     while True:
         name = type(dataset).__name__
         if "Batch" in name and "Unbatch" not in name:

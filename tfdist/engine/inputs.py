@@ -160,6 +160,7 @@ class Feed:
             "epoch": self._passes,
             "batch": self._taken if taken is None else taken,
             "open": self._open,
+            "policy": self.policy,
             "seed": self._source.seed,
             "iterators": self._iterators,
             "workers": place.workers,
@@ -196,6 +197,16 @@ class Feed:
         self._open = self._resumed = position["open"]
         place = place_of(self.strategy)
         same = (place.workers, place.replicas) == (position["workers"], position["replicas"])
+        split_apart = {self.policy, position["policy"]} & {"file", "given"}
+        if split_apart and self._open and place.workers != position["workers"]:
+            log.warning(
+                "each of %d workers has read files or examples of its own, and there are %d now: "
+                "the rest of pass %d holds some examples twice and others never; later passes "
+                "are whole",
+                position["workers"],
+                place.workers,
+                self._passes,
+            )
         if self._passes:
             self._source.go_to(
                 self._passes - 1,

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import secrets
+import zlib
 from collections.abc import Callable
 from typing import Any
 from typing import Protocol
 
 from keras.src.trainers.data_adapters import tf_dataset_adapter
+from tensorflow.python.framework import random_seed as program_seeds
 
 from tfdist.cluster import current
 from tfdist.data.parts import Place
 from tfdist.data.sharded import Sharded
 from tfdist.data.sharded import with_rows
 from tfdist.engine import seeds
+from tfdist.engine.exchange import exchange
 from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.replicas import is_several_workers
 from tfdist.engine.replicas import local_devices
 from tfdist.engine.shard_reader import ShardReader
 from tfdist.engine.shard_reader import has_fixed_parts
+from tfdist.errors import DisagreementError
 
 log = logging.getLogger("absl")
-
-_drawn = 0
 
 
 class Source(Protocol):
@@ -115,9 +118,38 @@ class Shards:
         for reason in data.policy_for(self.place.workers).reasons:
             log.debug("data: %s", reason)
         self._open()
+        self._compare()
+
+    def _compare(self) -> None:
+        """Makes sure that all workers were given the same data; of functions little is known."""
+        if self.place.workers == 1:
+            return
+        mine = json.dumps(self.fingerprint(), sort_keys=True)
+        found = exchange("comparing the data", 2).gather(
+            [zlib.crc32(mine.encode()), self.seed or 0]
+        )
+        if len({digest for digest, _ in found}) > 1:
+            raise DisagreementError(
+                "the same data on every worker, which takes its part of each batch itself",
+                f"other data on some; here {mine}",
+                "give tfdist.data.shard all of the data on every worker, or a dataset_fn(context) "
+                "that reads the part of context.input_pipeline_id",
+            )
+        if len({seed for _, seed in found}) > 1:
+            raise DisagreementError(
+                "one seed of the data on all workers",
+                f"{[seed for _, seed in found]}",
+                "pass the same seed= to tfdist.data.shard on every worker",
+            )
 
     def _open(self) -> None:
         self._part = self._data.part(self.place, self.seed or 0)
+        first = self._part.rows(0)
+        if first is not None and not any(first[self.place.worker]):
+            log.warning(
+                "this worker reads no example: there are fewer than replicas in a batch of %d",
+                sum(map(sum, first)),
+            )
         rows = self._part.rows(0)[0][0] if has_fixed_parts(self._part) else None
         self.spec = with_rows(self._part.spec, rows)
         self._reader = ShardReader(self._strategy, self._part, self.place)
@@ -183,11 +215,12 @@ def place_of(strategy: Any) -> Place:
 
 
 def drawn_seed() -> int:
-    """Returns a seed that all workers share: from the program's own if it has one."""
-    global _drawn
+    """Returns a seed that all workers share: from the program's own if it has one.
+
+    It then is the n-th since the program was seeded, as that of any operation of TensorFlow.
+    """
     if seeds.program_is_seeded():
-        _drawn += 1
-        text = f"{seeds.position()[0]}/feed/{_drawn}"
+        text = repr(program_seeds.get_seed(None))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
     shared = seeds.next_seed()
     return secrets.randbits(56) if shared is None else shared
