@@ -86,7 +86,6 @@ class CloudStorage:
                 "CURL_CA_BUNDLE": str(scratch / "ca.pem"),
                 "GOOGLE_AUTH_TOKEN_FOR_TESTING": "x",
                 "NO_GCE_CHECK": "true",
-                "GCS_READ_CACHE_DISABLED": "1",
             }
             self._resources = stack.pop_all()
         return self

@@ -170,8 +170,16 @@ def test_a_finished_run_leaves_its_facts_only(tmp_path):
     store.finish({"epochs": 3})
     assert Store(tmp_path).finished() == {"epochs": 3}
     assert Store(tmp_path).latest() is None
-    names = os.listdir(tmp_path)
-    assert "finished.json" in names and not any(name.startswith("step") for name in names)
+    assert os.listdir(tmp_path) == ["finished.json"]
+
+
+def test_a_store_that_has_finished_may_begin_another_run(tmp_path):
+    store = Store(tmp_path)
+    store.write(sample(1))
+    store.finish()
+    assert store.write(sample(2)).incarnation == 2
+    assert steps(Store(tmp_path)) == [2]
+    assert Store(tmp_path).finished() is None
 
 
 def test_a_finished_run_may_keep_its_commits(tmp_path):
@@ -241,6 +249,46 @@ def test_a_newer_commit_takes_the_place_of_the_one_that_waits(tmp_path):
     writer.close()
     assert steps(store) == [4, 1]
     assert writer.skipped == 2
+
+
+def test_copies_use_the_memory_of_those_that_were_committed(tmp_path):
+    source = {"w": np.arange(6.0).reshape(2, 3).T, "s": np.array([b"a"], object), "n": np.int8(3)}
+    with AsyncWriter(Store(tmp_path)) as writer:
+        first = writer.copy(source)
+        address = first["w"].ctypes.data
+        writer.submit(Snapshot(1, {}, first))
+        assert writer.wait(20)
+        source["w"] += 1
+        second = writer.copy(source)
+        assert second["w"].ctypes.data == address
+        third = writer.copy(source)
+        assert third["w"].ctypes.data != address
+        writer.submit(Snapshot(2, {}, second))
+        source["w"] += 1
+    found = Store(tmp_path).read_latest()
+    assert found is not None
+    assert found[1].arrays["w"].tolist() == (source["w"] - 1).tolist()
+    assert found[1].arrays["s"].tolist() == [b"a"] and found[1].arrays["n"] == 3
+
+
+def test_a_copy_takes_the_memory_of_the_snapshot_that_waits(tmp_path):
+    gate = threading.Event()
+
+    def slow(store: Store):
+        gate.wait(20)
+        return store.write(sample(1))
+
+    writer = AsyncWriter(Store(tmp_path, keep=9))
+    writer.submit(slow)
+    waiting = writer.copy({"w": np.ones(9)})
+    writer.submit(Snapshot(2, {}, waiting))
+    newer = writer.copy({"w": np.zeros(9)})
+    assert newer["w"] is waiting["w"]
+    writer.submit(Snapshot(3, {}, newer))
+    gate.set()
+    writer.close()
+    assert steps(Store(tmp_path)) == [3, 1]
+    assert writer.skipped == 1
 
 
 def test_what_went_wrong_in_the_background_is_raised_at_the_next_submit(tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -16,6 +17,7 @@ from tests.support.states import assert_same
 from tests.support.states import sample
 from tfdist.errors import DamagedCommitError
 from tfdist.errors import StoreError
+from tfdist.state.filesystem import LocalFiles
 from tfdist.state.filesystem import mount_type
 from tfdist.state.manifest import Manifest
 from tfdist.state.store import Snapshot
@@ -44,6 +46,7 @@ DAMAGES = {
     "delete": lambda path: path.unlink(),
     "append": lambda path: path.open("ab").write(b"\n"),
     "directory": lambda path: (path.unlink(), path.mkdir()),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "link": lambda path: (shutil.move(path, path.parent.parent), path.symlink_to("/dev/null")),
 }
 
@@ -135,6 +138,93 @@ def test_a_commit_under_a_wrong_name_does_not_count(tmp_path):
     os.rename(newest.directory, tmp_path / newest.name.replace("000002", "000009"))
     commit = Store(tmp_path).latest()
     assert commit is not None and commit.step == 1
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EREMOTEIO, errno.ETIMEDOUT])
+def test_a_file_that_cannot_be_read_now_is_no_damage(tmp_path, number):
+    class Unreadable(LocalFiles):
+        def chunks(self, path):
+            if path.endswith("main.bin"):
+                raise OSError(number, os.strerror(number), path)
+            return super().chunks(path)
+
+    two_commits(tmp_path)
+    reader = Store(tmp_path)
+    reader._files = Unreadable()
+    for read in (reader.latest, reader.read_latest):
+        with pytest.raises(StoreError, match="main.bin") as error:
+            read()
+        assert not isinstance(error.value, DamagedCommitError)
+
+
+def test_a_reader_whose_commits_are_thinned_away_meanwhile_finds_the_newer_ones(tmp_path, caplog):
+    class Slow(LocalFiles):
+        def chunks(self, path):
+            if writer is not None and path.endswith("manifest.json"):
+                for step in range(3, 9):
+                    writer.write(sample(step))
+                takes.append(path)
+            return super().chunks(path)
+
+    writer, takes = None, []
+    writer_store = two_commits(tmp_path)
+    reader = Store(tmp_path)
+    reader._files = Slow()
+    writer = writer_store
+    with caplog.at_level(logging.WARNING, "absl"):
+        # The first list is gone by the time that it is read, the second is read in time.
+        commits = reader._candidates()
+        first = next(commits)
+        with pytest.raises(DamagedCommitError):
+            reader.read(first)
+        writer = None
+        assert len(takes) == 1
+        found = reader.read_latest()
+    assert found is not None and found[1].step == 8
+    assert [commit.step for commit in commits] == [1, 8, 7]
+    assert caplog.records == []
+
+
+def test_a_commit_in_progress_that_was_looked_at_is_kept_when_it_is_complete(tmp_path):
+    store = Store(tmp_path)
+    store._files = LocalFiles(renames=False)
+    store.write(sample(1))
+    with store.open_commit(2) as commit:
+        commit.write({}, sample(2).arrays)
+        latest = store.latest()
+        assert latest is not None and latest.step == 1
+    assert [commit.step for commit in store.commits()] == [2, 1]
+
+
+def test_a_record_that_is_removed_while_readers_look_makes_them_look_again(tmp_path):
+    class Racing(LocalFiles):
+        def names(self, path):
+            names = super().names(path)
+            if not os.path.exists(stray):
+                # Between the reader's look at the names and at the records.
+                Store(path).acquire()
+                shutil.copytree(newest, stray)
+            return names
+
+    two_commits(tmp_path)
+    newest = Store(tmp_path).commits()[0].directory
+    stray = newest.replace("step-000000002-i1-c2", "step-000000009-i1-c9")
+    reader = Store(tmp_path)
+    reader._files = Racing()
+    assert [commit.step for commit in reader.commits()] == [2, 1]
+
+
+def test_a_file_in_the_place_of_a_commit_is_passed_over(tmp_path):
+    store = two_commits(tmp_path)
+    newest = store.commits()[0]
+    shutil.rmtree(newest.directory)
+    (tmp_path / newest.name).write_text("")
+    latest = Store(tmp_path).latest()
+    assert latest is not None and latest.step == 1
+    store.write(sample(3))
+    store.write(sample(4))
+    assert [commit.step for commit in store.commits()] == [4, 3]
+    assert len(os.listdir(tmp_path)) == 3
 
 
 def test_when_no_commit_is_sound_that_is_said(tmp_path, caplog):

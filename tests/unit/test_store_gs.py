@@ -12,6 +12,7 @@ from tests.support.states import assert_same
 from tests.support.states import sample
 from tfdist.errors import StaleWriterError
 from tfdist.errors import StoreError
+from tfdist.state.provenance import Provenance
 from tfdist.state.store import Store
 from tfdist.state.store import write_part
 
@@ -125,7 +126,23 @@ def test_a_finished_run_leaves_its_facts_only(url):
     store.finish({"epochs": 3})
     assert Store(url).finished() == {"epochs": 3}
     assert Store(url).commits() == []
-    assert not any(name.startswith("step-") for name in names(url))
+    assert names(url) == ["finished.json"]
+
+
+@pytest.mark.slow
+def test_provenance_is_kept_on_cloud_storage(url):
+    record = Provenance.start(url, {"seeds": {"global": 1}}, environ={})
+    record.progress(1)
+    record.stop("preempted")
+    again = Provenance.start(url, {"seeds": {"global": 1}}, environ={})
+    again.resumed(1)
+    again.progress(2)
+    again.finish()
+    found = Provenance.read(url)
+    assert found is not None
+    assert [entry["ended"] for entry in found["incarnations"]] == ["preempted", "finished"]
+    assert found["incarnations"][0]["steps_lost"] == 0
+    assert names(url) == ["run.json"]
 
 
 def test_a_bucket_that_is_not_there_is_named(storage):

@@ -20,6 +20,7 @@ file makes a client forget an old listing) and Cloud Storage promise that.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -101,6 +102,16 @@ def survey(files: FileSystem, directory: str) -> Survey:
     Raises:
         OSError: It cannot be read.
     """
+    for _ in range(_TRIES):
+        try:
+            return _survey(files, directory)
+        except FileNotFoundError:
+            # A newer incarnation has removed the record of an older one: look again.
+            continue
+    raise OSError(errno.EAGAIN, "other programs begin to write here all the time", directory)
+
+
+def _survey(files: FileSystem, directory: str) -> Survey:
     names = tuple(files.names(directory))
     tickets = sorted(_tickets(names), reverse=True)
     end = _read(files, directory, FINISHED) if FINISHED in names else None
@@ -240,6 +251,10 @@ class Fence:
         path = os.path.join(self._directory, FINISHED)
         self._files.replace(path, json.dumps(record, indent=1).encode())
 
+    def resign(self) -> None:
+        """Takes back the record of this incarnation, where `finished.json` stands for it."""
+        self._files.remove(os.path.join(self._directory, _ticket_name(self._record)))
+
     def _write(self, record: dict[str, Any]) -> None:
         path = os.path.join(self._directory, _ticket_name(record))
         self._files.replace(path, json.dumps(record, indent=1).encode())
@@ -253,8 +268,6 @@ class Fence:
 
 def explained(error: OSError, doing: str, directory: str) -> StoreError:
     """Returns the error to raise where `error` came up while `doing` something."""
-    import errno
-
     if isinstance(error, StoreError):
         return error
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -287,14 +300,17 @@ def _counts(commit: CommitName, verdict: dict[str, Any] | None, has_ended: bool)
 
 
 def _read(files: FileSystem, directory: str, name: str) -> dict[str, Any] | None:
-    """Returns the record of an incarnation or of the end, None where there is no sound one."""
+    """Returns the record of an incarnation or of the end, None where it is damaged.
+
+    Raises:
+        FileNotFoundError: It was removed meanwhile.
+        OSError: It cannot be read.
+    """
     try:
         record = json.loads(files.read(os.path.join(directory, name)))
         adopted = record["adopted"]
         if not isinstance(record["incarnation"], int) or not isinstance(adopted, list | None):
             raise ValueError("unknown contents")
-    except FileNotFoundError:
-        return None  # Removed meanwhile by a newer incarnation.
     except (ValueError, KeyError, TypeError) as error:
         log.warning("%s is damaged and passed over: %s", os.path.join(directory, name), error)
         return None

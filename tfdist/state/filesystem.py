@@ -167,8 +167,8 @@ class LocalFiles:
         return b"".join(self.chunks(path))
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        # A link in a commit would lead out of it.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        # A link in a commit would lead out of it, a pipe would be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             while piece := os.read(descriptor, CHUNK):
                 yield piece
@@ -213,7 +213,10 @@ class LocalFiles:
 
     def remove_directory(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(path)
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.remove(path)
 
     def sync(self, path: str) -> None:
         descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)

@@ -1,6 +1,6 @@
 """How far an incarnation came: a few bytes beside `run.json`, written at every step.
 
-One call of the system of about a microsecond on local files; what is written is there after
+One call of the system of some microseconds on local files; what is written is there after
 `kill -9`. On object stores a heartbeat is an object, written every minute in a thread.
 """
 
@@ -43,7 +43,14 @@ class Beat:
 
     def to_bytes(self) -> bytes:
         """Returns the bytes of the file."""
-        data = _FORM.pack(*dataclasses.astuple(self))
+        data = _FORM.pack(
+            self.step,
+            self.step_time,
+            self.first_time,
+            self.saved_step,
+            self.saved_number,
+            self.saved_time,
+        )
         return data + zlib.crc32(data).to_bytes(4, "little")
 
     @classmethod

@@ -3,7 +3,7 @@
     record = Provenance.start("model-dir", {"parameters": {"lr": 0.1}, "seeds": {"global": 1},
                                             "data": {"name": "mnist"}, "topology": {"workers": 2}})
     record.resumed(step=100)         # what the commit says that training goes on from
-    record.progress(101)             # at every step: about a microsecond
+    record.progress(101)             # at every step: some microseconds
     record.saved(101)                # a state was captured, to be committed
     record.finish()
 

@@ -187,6 +187,7 @@ class Store:
             finally:
                 self._open.discard(os.path.basename(aside))
             # What the commit needs is done. Whoever begins from here on, finds it.
+            self._damaged.pop(name.text, None)
             self._sweep(self._fence.check(), thin=True)
 
     def commits(self) -> list[Commit]:
@@ -207,7 +208,7 @@ class Store:
         Raises:
             StoreError: The directory cannot be read.
         """
-        return next((commit for commit in self.commits() if self._is_sound(commit)), None)
+        return next((commit for commit in self._candidates() if self._is_sound(commit)), None)
 
     def check(self, commit: Commit) -> None:
         """Compares all files of a commit with their checksums.
@@ -247,14 +248,15 @@ class Store:
         Raises:
             StoreError: The directory cannot be read.
         """
-        commits = self.commits()
-        for commit in commits:
+        count = 0
+        for commit in self._candidates():
             try:
                 return commit, self.read(commit, mapped=mapped)
             except DamagedCommitError as error:
                 self._note_damage(commit, error)
-        if commits:
-            log.error("none of the %d commits in %s is sound", len(commits), self.directory)
+                count += 1
+        if count:
+            log.error("none of the %d commits in %s is sound", count, self.directory)
         return None
 
     def commit(self, name: str) -> Commit:
@@ -273,6 +275,8 @@ class Store:
     def finish(self, facts: Mapping[str, Any] | None = None, *, keep: bool = False) -> None:
         """Notes that the run has ended, and removes its commits.
 
+        A store that writes again after that is another incarnation.
+
         Args:
             facts: What `finished` returns from now on.
             keep: Whether the commits stay.
@@ -289,6 +293,9 @@ class Store:
             self._fence.finish(kept, plain_facts.plain(facts or {}))
             # Whoever begins from here on, finds the run finished, and goes on from no commit.
             self._sweep(self._fence.check(), thin=False)
+            # `finished.json` says all that the record of this incarnation did.
+            self._fence.resign()
+            self._fence, self._count = None, 0
 
     def finished(self) -> dict[str, Any] | None:
         """Returns the facts of a run that has ended, None while it has not.
@@ -362,6 +369,14 @@ class Store:
                 f"the commit {commit.name} in {self.directory} as it was written", str(error)
             ) from error
 
+    def _candidates(self) -> Iterator[Commit]:
+        """Gives the commits, newest first; then those that came while these were looked at."""
+        seen: set[str] = set()
+        while fresh := [commit for commit in self.commits() if commit.name not in seen]:
+            for commit in fresh:
+                seen.add(commit.name)
+                yield commit
+
     def _is_sound(self, commit: Commit) -> bool:
         try:
             self.check(commit)
@@ -371,6 +386,9 @@ class Store:
         return True
 
     def _note_damage(self, commit: Commit, error: DamagedCommitError) -> None:
+        with contextlib.suppress(NotADirectoryError):
+            if not self._files.names(commit.directory):
+                return  # Removed, as newer ones are complete.
         if commit.name not in self._damaged:
             self._damaged[commit.name] = str(error)
             log.warning("the commit %s is passed over: %s", commit.directory, error.received)

@@ -90,20 +90,15 @@ class AsyncWriter:
                 thread = threading.Thread(target=self._write_all, args=[work], name="tfdist-commit")
                 thread.start()
                 return
-            if self._waiting is not None:
-                self.skipped += 1
-                log.warning(
-                    "a commit was skipped: the one before is still being written to %s",
-                    self._store.directory,
-                )
-                self._take_back(self._waiting)
+            self._skip()
             self._waiting = work
 
     def copy(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Copies values into memory that is used again once their snapshot is committed.
 
         Fresh memory of this size is had page by page from the system, which takes several times as
-        long as the copy.
+        long as the copy. There are two copies at most, one that is being written and this one: a
+        snapshot that waits gives its memory up, as it would have its place at the next `submit`.
 
         Args:
             values: Arrays, or what NumPy can look at as such: tensors on the CPU, for example.
@@ -112,6 +107,8 @@ class AsyncWriter:
             Arrays for one `Snapshot`, whose `arrays` must be this very dict, and nothing else.
         """
         with self._changed:
+            if isinstance(self._waiting, Snapshot):
+                self._skip()
             memory = self._free.pop() if self._free else {}
         copies = {}
         for name, value in values.items():
@@ -124,7 +121,8 @@ class AsyncWriter:
             else:
                 copies[name] = np.array(array, order="C")
         with self._changed:
-            self._lent.append(copies)
+            # What was never submitted is forgotten.
+            self._lent = [*self._lent[-2:], copies]
         return copies
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -208,13 +206,25 @@ class AsyncWriter:
             return error
         return None
 
+    def _skip(self) -> None:
+        """Gives up what waits, for something newer."""
+        if self._waiting is None:
+            return
+        self.skipped += 1
+        log.warning(
+            "a commit was skipped: the one before is still being written to %s",
+            self._store.directory,
+        )
+        self._take_back(self._waiting)
+        self._waiting = None
+
     def _take_back(self, work: Work | None) -> None:
         """Notes that the memory of a snapshot can be used again."""
         if not isinstance(work, Snapshot):
             return
         for index, arrays in enumerate(self._lent):
             if arrays is work.arrays:
-                self._free.append(self._lent.pop(index))
+                self._free = [self._lent.pop(index)]
                 return
 
     def _raise(self) -> None:
