@@ -12,7 +12,7 @@ from tests.support.harness import run_script
 SCRIPT = Path(__file__).parent / "scripts" / "recovery" / "train.py"
 EPOCHS, STEPS = 4, 9
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1000)
 
 
 def _run(tmp_path, *args, workers=1, restarts=0, directory="run", timeout=250):
@@ -75,6 +75,19 @@ def test_every_strategy_goes_on_exactly(strategy, workers, data, tmp_path):
         found, wanted = (each.result(f"worker {worker}") for each in (run, expected))
         for key in ("weights", "history", "iterations", "seen", "batches", "told", "count"):
             assert found[key] == wanted[key], key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "workers", "times"), [("mirrored", 1, 20), ("", 2, 10)])
+def test_any_moment_is_one_to_be_killed_at(strategy, workers, times, tmp_path):
+    args = ["--strategy", strategy, "--random", str(times), "--every", "1", "--reference"]
+    run = _run(tmp_path, *args, workers=workers, restarts=times, timeout=900)
+    assert run.code == 0, run.output
+    for worker in range(workers):
+        result = run.result(f"worker {worker}")
+        for key in ("weights", "history", "iterations", "seen", "epochs"):
+            assert result[key] == result["undisturbed"][key], key
+    assert int(result["incarnation"]) >= 2
 
 
 @pytest.mark.slow

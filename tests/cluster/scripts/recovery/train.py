@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import threading
 import time
 from pathlib import Path
@@ -31,6 +32,7 @@ parser.add_argument("--accumulate", type=int, default=None)
 parser.add_argument("--execution", type=int, default=1)
 parser.add_argument("--keep-commits", action="store_true")
 parser.add_argument("--reference", action="store_true")
+parser.add_argument("--random", type=int, default=0, help="incarnations that die at any moment")
 options = parser.parse_args()
 
 if options.strategy == "default":
@@ -47,7 +49,8 @@ import tensorflow as tf  # noqa: E402
 from report import report  # noqa: E402
 
 tf.config.experimental.enable_op_determinism()
-TASK = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
+TASK = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+WORKERS = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
 INCARNATION = os.environ.get("TFDIST_INCARNATION", "0")
 ROWS, BATCH = 70, 8
 every = int(options.every) if options.every.isdigit() else options.every
@@ -76,10 +79,17 @@ class Dies(keras.callbacks.Callback):
         self.batches = 0
         self.epochs = []
 
+    def on_train_begin(self, logs=None):
+        if int(INCARNATION) < options.random and int(INCARNATION) % 2 % WORKERS == TASK:
+            seconds = random.Random(int(INCARNATION)).uniform(0.0, 1.5)
+            threading.Thread(target=die_after, args=[seconds], daemon=True).start()
+
     def on_epoch_end(self, epoch, logs=None):
         self.epochs.append([epoch, logs["loss"]])
 
     def on_train_batch_end(self, batch, logs=None):
+        if options.random and not done:
+            time.sleep(0.03)
         self.batches += 1
         here.append(batch)
         for when in kills:
@@ -105,6 +115,12 @@ class CountsUp(keras.callbacks.Callback):
     def set_state(self, state):
         assert state["pair"] == (1, 2.5)
         self._count = state["count"]
+
+
+def die_after(seconds):
+    time.sleep(seconds)
+    if not done:
+        os.kill(os.getpid(), 9)
 
 
 def die_in_a_commit():
@@ -172,7 +188,7 @@ def train(callbacks):
     }
 
 
-here, kills = [], []
+here, kills, done = [], [], []
 for each in options.kill:
     incarnation, task, when = each.split(":")
     if incarnation == INCARNATION and task in ("all", str(TASK)):
@@ -187,6 +203,7 @@ backup = tfdist.callbacks.BackupAndRestore(
 # Arrays are read in another order where nothing is to be restored.
 again = tfdist.callbacks.BackupAndRestore(options.directory.with_suffix(".again"))
 found = train([backup, dies, up, keras.callbacks.CSVLogger(table)])
+done.append(True)
 trained_here = len(here)
 kills = []
 report(
