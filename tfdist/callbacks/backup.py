@@ -160,10 +160,8 @@ class BackupAndRestore(Watcher):
         if self._store is not None:
             assert self._writer is not None and found is not None
             self._told(self._writer.close)
-            place = os.path.join(self._store.directory, _RESULT)
-            Store(place, keep=1).write(Snapshot(found.step, found.facts, found.arrays))
-            ended = {"epochs": training.epochs, "step": training.step}
-            self._store.finish(ended, keep=not self.delete_checkpoint)
+            store, snapshot = self._store, Snapshot(found.step, found.facts, found.arrays)
+            self._told(lambda: self._finish(store, snapshot, training.epochs))
         self._store = self._writer = None
         self._ended += 1
 
@@ -190,11 +188,13 @@ class BackupAndRestore(Watcher):
         if writer is None or found is None:
             return
         snapshot = Snapshot(found.step, found.facts, found.arrays)
-        self._told(lambda: writer.submit(snapshot))
+        for _ in range(2):  # Who learns that the last one failed has to submit again.
+            if self._told(lambda: writer.submit(snapshot)):
+                break
         if wait or not self.asynchronous:
             self._told(writer.wait)
 
-    def _told(self, write: Callable[[], Any]) -> None:
+    def _told(self, write: Callable[[], Any]) -> bool:
         """Goes on training where a commit could not be written: the next one may be."""
         try:
             write()
@@ -202,12 +202,19 @@ class BackupAndRestore(Watcher):
             raise
         except StoreError as error:
             log.error("training goes on, a commit could not be written: %s", error)
+            return False
+        return True
 
     def _place(self) -> str:
         # A callback that is given to `fit` again is in another phase of the same program.
         if not self._ended:
             return self.directory
         return os.path.join(self.directory, f"fit-{self._ended + 1}")
+
+    def _finish(self, store: Store, last: Snapshot, epochs: int) -> None:
+        Store(os.path.join(store.directory, _RESULT), keep=1).write(last)
+        # Only then: until here a restart goes on from the commits.
+        store.finish({"epochs": epochs, "step": last.step}, keep=not self.delete_checkpoint)
 
     def _newest(self, epochs: int) -> tuple[Position | None, bool]:
         """Returns where to go on, and whether there is nothing left to do.
