@@ -166,6 +166,22 @@ def test_commits_are_removed_when_it_has_ended_and_the_callback_may_be_used_agai
     assert int(model.optimizer.iterations) == 3 * STEPS
 
 
+@pytest.mark.parametrize("after", [1, 4])
+def test_a_program_that_trains_twice_goes_on_in_the_second_training(after, tmp_path):
+    def program(directory, interrupt):
+        model, data = build(), dataset()
+        backup = tfdist.callbacks.BackupAndRestore(directory, save_every=2, asynchronous=False)
+        model.fit(data, epochs=1, verbose=0, callbacks=[backup])
+        history = model.fit(data, epochs=2, verbose=0, callbacks=[backup, Interrupt(interrupt)])
+        return model, history.history
+
+    with pytest.raises(KeyboardInterrupt):
+        program(tmp_path / "run", after)
+    model, history = program(tmp_path / "run", None)
+    expected, whole = program(tmp_path / "whole", None)
+    assert equal(model, expected) and history == whole
+
+
 @pytest.mark.parametrize(
     ("change", "words", "part"),
     [

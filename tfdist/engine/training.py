@@ -13,6 +13,7 @@ A boundary costs nothing where nobody watches.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import warnings
@@ -42,6 +43,7 @@ from tfdist.engine.replicas import is_synchronous
 from tfdist.engine.replicas import strategy_name
 from tfdist.engine.resumption import Resumption
 from tfdist.engine.watcher import Watcher
+from tfdist.errors import ConfigError
 
 log = logging.getLogger("absl")
 
@@ -116,6 +118,9 @@ class Training:
         if self.is_over:
             found.put_variables()
             found.put_history(self._calls)
+            # What shuffles comes in the order of a later pass when the program reads it again.
+            with contextlib.suppress(ConfigError):
+                found.put_data(self.feed)
             found.put_callbacks(self._states)
             return True
         found.put_data(self.feed)
