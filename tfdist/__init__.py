@@ -20,6 +20,7 @@ from typing import Any
 from tfdist._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from tfdist import callbacks as callbacks
     from tfdist import data as data
     from tfdist import layers as layers
     from tfdist import optimizers as optimizers
@@ -45,9 +46,10 @@ _PUBLIC = {
     "seed": "tfdist.compose",
     "strategy": "tfdist.compose",
 }
-_MODULES = ("data", "layers", "optimizers", "testing")
+_MODULES = ("callbacks", "data", "layers", "optimizers", "testing")
 
-__all__ = ["__version__", *_PUBLIC, *_MODULES]
+#: Without the packages: `from tfdist import *` imports no TensorFlow.
+__all__ = ["__version__", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
@@ -61,4 +63,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_MODULES])

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.engine import allreduce
+from tfdist.engine.replicas import is_synchronous
 from tfdist.engine.scope import optimizers_of
 from tfdist.engine.scope import parts_of
 
@@ -40,6 +41,7 @@ class Accumulation:
         self._optimizers = [
             part
             for optimizer in optimizers_of(model)
+            if is_synchronous(self._strategy)
             for part in parts_of(optimizer)
             if getattr(part, "gradient_accumulation_steps", None)
         ]
@@ -57,6 +59,11 @@ class Accumulation:
             if optimizer in _apart:
                 self._run(_add_up, optimizer)
         _apart.difference_update(self._optimizers)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an update is half done."""
+        return bool(self._open())
 
     def _open(self) -> list[Any]:
         """Returns the optimizers that are in the middle of an update."""

@@ -97,7 +97,7 @@ class Given:
         if is_asynchronous(strategy):
             # The coordinator reads all of it, as one device would.
             self.policy, self.spec = "off", dataset.element_spec
-            self._reader = WholeReader(dataset)
+            self._reader = WholeReader(dataset, self._recoverable)
             return
         if isinstance(dataset, tf.data.Dataset):
             dataset, self.policy = _sharded(sparse_rows.split_dataset(dataset), several)

@@ -1,4 +1,4 @@
-"""`fit`, `evaluate` and `predict` for synchronous replicas.
+"""`fit` and `evaluate` for one device and for synchronous replicas.
 
 The loop reads a batch, runs a step on every replica, tells the callbacks. Between processes it
 makes sure of three things: that all start from the same arguments and weights, that all stop at
@@ -7,159 +7,95 @@ the same step, and that all report the same numbers.
 
 from __future__ import annotations
 
+import functools
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
-from keras import tree
-from keras.src.backend import config as keras_config
-from keras.src.backend.tensorflow import trainer as keras_trainer
-from keras.src.trainers.data_adapters import array_slicing
-from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tfdist.engine import callbacks as callback_rules
 from tfdist.engine import prepare
-from tfdist.engine import replicas
 from tfdist.engine import scope
 from tfdist.engine.accumulation import Accumulation
+from tfdist.engine.arguments import FitArguments
 from tfdist.engine.inputs import Feed
 from tfdist.engine.inputs import executions
 from tfdist.engine.logs import results
 from tfdist.engine.peers import Peers
+from tfdist.engine.readers import Batch
+from tfdist.engine.replicas import is_synchronous
 from tfdist.engine.statistics import Statistics
 from tfdist.engine.steps import StepFunction
+from tfdist.engine.training import Training
+from tfdist.engine.watcher import has_watchers
 
 
-def fit(
-    model: Any,
-    x: Any = None,
-    y: Any = None,
-    batch_size: int | None = None,
-    epochs: int = 1,
-    verbose: Any = "auto",
-    callbacks: Any = None,
-    validation_split: float = 0.0,
-    validation_data: Any = None,
-    shuffle: bool | str = True,
-    class_weight: Any = None,
-    sample_weight: Any = None,
-    initial_epoch: int = 0,
-    steps_per_epoch: int | None = None,
-    validation_steps: int | None = None,
-    validation_batch_size: int | None = None,
-    validation_freq: Any = 1,
-) -> Any:
-    """Trains `model`; arguments and result are those of `keras.Model.fit`.
-
-    Every worker of a job calls it with the same arguments and gets the same `History`.
+def fit(model: Any, asked: FitArguments) -> Any:
+    """Trains `model`; `tfdist.engine.fit` calls it.
 
     Raises:
         DisagreementError: Workers were given different arguments.
         PeerLostError: Another worker died.
     """
-    model._assert_compile_called("fit")
     peers = Peers(model.distribute_strategy, "fit")
     with peers.together():
-        limit = keras_config.max_epochs()
-        if limit and limit < epochs:
-            warnings.warn(f"Limiting epochs to {limit}", stacklevel=2)
-            epochs = limit
-        if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
-                (x, y, sample_weight), validation_split=validation_split
-            )
-        feed = Feed(
-            model.distribute_strategy,
-            x,
-            y,
-            sample_weight,
-            batch_size=batch_size,
-            steps=steps_per_epoch,
-            shuffle=shuffle,
-            class_weight=class_weight,
+        is_watched = has_watchers(asked.callbacks)
+        sources = asked.sources(
+            functools.partial(Feed, model.distribute_strategy), recoverable=is_watched
         )
-        validation = None
-        if validation_data is not None:
-            val_x, val_y, val_weight = data_adapter_utils.unpack_x_y_sample_weight(validation_data)
-            validation = Feed(
-                model.distribute_strategy,
-                val_x,
-                val_y,
-                val_weight,
-                batch_size=validation_batch_size or batch_size,
-                steps=validation_steps,
-            )
+        feed, held_out = sources.feed, sources.held_out
 
         def validate(calls: Any, what: str) -> dict[str, Any]:
-            assert validation is not None
             if type(model).evaluate is keras.Model.evaluate:
-                return _evaluate(model, validation, peers, calls, what)
+                return _evaluate(model, held_out, peers, calls, what)
             # A subclass that evaluates in its own way, called as Keras calls it.
             own: dict[str, Any] = model.evaluate(
-                x=val_x,
-                y=val_y,
-                sample_weight=val_weight,
-                batch_size=validation_batch_size or batch_size,
-                steps=validation_steps,
-                callbacks=calls,
-                return_dict=True,
-                _use_cached_eval_dataset=True,
+                **sources.evaluate, callbacks=calls, return_dict=True, _use_cached_eval_dataset=True
             )
             return own
 
         agreed = {
-            "epochs": epochs,
-            "validation_data": "given" if validation else "not given",
-            "validation_freq": validation_freq,
+            "epochs": asked.epochs,
+            "validation_data": "given" if held_out else "not given",
+            "validation_freq": asked.validation_freq,
+            "a BackupAndRestore": "given" if is_watched else "not given",
         }
-        if validation is not None:
-            agreed |= {f"validation {k}": v for k, v in prepare.data_facts(validation).items()}
+        if held_out is not None:
+            agreed |= {f"validation {k}": v for k, v in prepare.data_facts(held_out).items()}
         prepare.prepare(model, feed, peers, agreed)
-        calls = callback_rules.as_list(callbacks)
-        with callback_rules.of_one_worker(calls, peers.is_chief):
-            return _fit(
+        with callback_rules.of_one_worker(callback_rules.as_list(asked.callbacks), peers.is_chief):
+            calls = callback_rules.container(
                 model,
-                feed,
-                validate if validation is not None else None,
-                peers,
-                callbacks,
-                epochs,
-                initial_epoch,
-                _verbosity(verbose, peers),
-                validation_freq,
+                asked.callbacks,
+                peers.is_chief,
+                add_history=True,
+                verbose=verbosity(asked.verbose, peers),
+                epochs=asked.epochs,
+                steps=feed.num_batches,
             )
+            model.stop_training = False
+            model.make_train_function()
+            with Training(model, feed, peers, calls, asked.epochs) as training:
+                return _fit(training, calls, validate if held_out is not None else None, asked)
 
 
 def _fit(
-    model: Any,
-    feed: Feed,
+    training: Training,
+    calls: Any,
     validate: Callable[[Any, str], dict[str, Any]] | None,
-    peers: Peers,
-    callbacks: Any,
-    epochs: int,
-    initial_epoch: int,
-    verbose: Any,
-    validation_freq: Any,
+    asked: FitArguments,
 ) -> Any:
-    calls = callback_rules.container(
-        model,
-        callbacks,
-        peers.is_chief,
-        add_history=True,
-        verbose=verbose,
-        epochs=epochs,
-        steps=feed.num_batches,
-    )
-    model.stop_training = False
-    model.make_train_function()
+    model, peers, epochs = training.model, training.peers, asked.epochs
+    if training.open():
+        return model.history
     calls.on_train_begin()
     # A callback may have restored weights and the epoch, on the chief alone perhaps.
-    start = peers.chiefs("the epoch it starts from", model._initial_epoch or initial_epoch)
+    start = peers.chiefs("the epoch it starts from", model._initial_epoch or asked.initial_epoch)
     model._initial_epoch = None
     # The state of a seed generator is a replica's own.
     peers.equalize(v for v in scope.variables_of(model) if "seed_generator" not in v.path)
+    start = training.begin(start)
 
     statistics = Statistics(model)
     accumulation = Accumulation(model)
@@ -170,45 +106,49 @@ def _fit(
     )
     _set_metrics(model.train_function, reads_logs)
 
-    logs: Any = {}
-    training_logs = None
+    alone = None if is_synchronous(model.distribute_strategy) else model.distribute_strategy
     for epoch in range(start, epochs):
-        model.reset_metrics()
+        if training.is_stopped and not training.is_within_epoch:
+            break
+        if not training.is_within_epoch:
+            model.reset_metrics()
         calls.on_epoch_begin(epoch)
-        done = 0
+        training.enter(epoch)
         accumulation.part()
-        batches = feed.epoch()
-        for begin, execution in executions(batches, model.steps_per_execution):
-            counted = _Counted(execution)
-            calls.on_train_batch_begin(begin)
+        batches = training.batches()
+        for _, execution in executions(batches, model.steps_per_execution):
+            counted = _Counted(execution, alone)
+            calls.on_train_batch_begin(training.batch)
             logs = model.train_function(counted)
-            done = begin + counted.count
-            calls.on_train_batch_end(done - 1, logs)
+            training.advance(counted.count, logs)
+            calls.on_train_batch_end(training.batch - 1, logs)
             if agree_every_step:
                 model.stop_training = peers.any_in_step(model.stop_training)
+            training.boundary()
             if model.stop_training and (agree_every_step or peers.group is None):
                 break
         batches.close()
         accumulation.join()
-        if not done:
-            _no_data(epoch, start)
+        if not training.has_data(start):
             break
         statistics.synchronize()
         what = f"the logs of epoch {epoch + 1}"
-        epoch_logs = results(model, model.train_function, logs, peers, what)
-        if validate is not None and model._should_eval(epoch, validation_freq):
+        epoch_logs = results(model, model.train_function, training.logs, peers, what)
+        if validate is not None and model._should_eval(epoch, asked.validation_freq):
             found = validate(calls, f"validation of epoch {epoch + 1}")
             epoch_logs.update({f"val_{name}": value for name, value in found.items()})
         calls.on_epoch_end(epoch, epoch_logs)
-        training_logs = epoch_logs
         _agree_on_rate(model, peers, epoch)
         model.stop_training = peers.any(f"the end of epoch {epoch + 1}", model.stop_training)
+        training.leave(epoch_logs)
+        training.boundary()
         if model.stop_training:
             break
 
     if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
         model.optimizer.finalize_variable_values(model.trainable_weights)
-    calls.on_train_end(logs=training_logs)
+    calls.on_train_end(logs=training.epoch_logs)
+    training.close()
     return model.history
 
 
@@ -244,7 +184,7 @@ def evaluate(
                 model,
                 callbacks,
                 peers.is_chief,
-                verbose=_verbosity(verbose, peers),
+                verbose=verbosity(verbose, peers),
                 epochs=1,
                 steps=feed.num_batches,
             )
@@ -266,12 +206,13 @@ def _evaluate(model: Any, feed: Feed, peers: Peers, calls: Any, what: str) -> di
     model.reset_metrics()
     feed.restart()
     batches = feed.epoch()
+    alone = None if is_synchronous(model.distribute_strategy) else model.distribute_strategy
     for begin, execution in executions(batches, model.steps_per_execution):
-        counted = _Counted(execution)
+        counted = _Counted(execution, alone)
         calls.on_test_batch_begin(begin)
         logs = model.test_function(counted)
         calls.on_test_batch_end(begin + counted.count - 1, logs)
-        if _stops(peers, agree, model.stop_evaluating):
+        if stops(peers, agree, model.stop_evaluating):
             break
     batches.close()
     found = results(model, model.test_function, logs, peers, what)
@@ -279,71 +220,23 @@ def _evaluate(model: Any, feed: Feed, peers: Peers, calls: Any, what: str) -> di
     return found
 
 
-def predict(
-    model: Any,
-    x: Any,
-    batch_size: int | None = None,
-    verbose: Any = "auto",
-    steps: int | None = None,
-    callbacks: Any = None,
-) -> Any:
-    """Predicts; arguments and result are those of `keras.Model.predict`.
-
-    Every worker of a job calls it with the same arguments and gets all predictions, in the order
-    of the examples.
-    """
-    peers = Peers(model.distribute_strategy, "predict")
-    with peers.together():
-        feed = Feed(model.distribute_strategy, x, batch_size=batch_size, steps=steps)
-        prepare.prepare(model, feed, peers, to_train=False)
-        listed = callback_rules.as_list(callbacks)
-        with callback_rules.of_one_worker(listed, peers.is_chief):
-            calls = callback_rules.container(
-                model,
-                callbacks,
-                peers.is_chief,
-                verbose=_verbosity(verbose, peers),
-                epochs=1,
-                steps=feed.num_batches,
-            )
-            return _predict(model, feed, peers, calls)
-
-
-def _predict(model: Any, feed: Feed, peers: Peers, calls: Any) -> Any:
-    model.make_predict_function()
-    replicas.quiet(model.predict_function)
-    model.stop_predicting = False
-    agree = peers.any("its callbacks", callback_rules.may_stop_predicting(calls.callbacks))
-    calls.on_predict_begin()
-    parts: list[Any] = []
-    batches = feed.epoch()
-    for begin, execution in executions(batches, model.steps_per_execution):
-        counted = list(execution)
-        calls.on_predict_batch_begin(begin)
-        data = [batch.unpacked(model.distribute_strategy) for batch in counted]
-        parts.append(model.predict_function(data))
-        calls.on_predict_batch_end(begin + len(counted) - 1, {"outputs": parts[-1]})
-        if _stops(peers, agree, model.stop_predicting):
-            break
-    batches.close()
-    calls.on_predict_end()
-    if not parts:
-        raise ValueError("Expected data to predict on. Received: no batch at all.")
-    outputs = tree.map_structure(
-        lambda *each: keras_trainer.potentially_ragged_concat(list(each)), *parts
-    )
-    return tree.map_structure(keras_trainer.convert_to_np_if_not_ragged, outputs)
-
-
-def _stops(peers: Peers, agree: bool, flag: bool) -> bool:
+def stops(peers: Peers, agree: bool, flag: bool) -> bool:
+    """Returns whether all workers are to stop, where one of them has set `flag`."""
     return peers.any_in_step(flag) if agree else flag and peers.group is None
 
 
 class _Counted:
-    """An iterator that counts what was taken."""
+    """An iterator over batches that counts what was taken.
 
-    def __init__(self, inner: Any):
+    Args:
+        inner: Iterator over what a feed yields.
+        strategy: The default strategy, under which a step is Keras's own and takes plain data;
+            else None.
+    """
+
+    def __init__(self, inner: Any, strategy: Any):
         self._inner = inner
+        self._strategy = strategy
         self.count = 0
 
     def __iter__(self) -> _Counted:
@@ -352,6 +245,8 @@ class _Counted:
     def __next__(self) -> Any:
         value = next(self._inner)
         self.count += 1
+        if self._strategy is not None and isinstance(value, Batch):
+            return value.unpacked(self._strategy)
         return value
 
 
@@ -371,19 +266,10 @@ def _agree_on_rate(model: Any, peers: Peers, epoch: int) -> None:
         optimizer.learning_rate = chief
 
 
-def _verbosity(verbose: Any, peers: Peers) -> Any:
+def verbosity(verbose: Any, peers: Peers) -> Any:
+    """Returns how much this worker says."""
     if not peers.is_chief:
         return 0
     if verbose == "auto" and peers.group is not None and not sys.stdout.isatty():
         return 2  # A line an epoch: a redrawn bar in a log file is a line a step.
     return verbose
-
-
-def _no_data(epoch: int, start: int) -> None:
-    if epoch == start:
-        raise ValueError("Expected data to train on. Received: no batch at all.")
-    warnings.warn(
-        "Your input ran out of data; interrupting training. Use `.repeat()`, or a dataset that "
-        "can be read once an epoch.",
-        stacklevel=4,
-    )

@@ -27,6 +27,7 @@ from tfdist.cluster.group import Group
 from tfdist.engine import accumulation
 from tfdist.engine import allreduce
 from tfdist.engine import exchange
+from tfdist.engine.replicas import is_several_workers
 from tfdist.engine.replicas import wide_enough
 from tfdist.errors import DisagreementError
 from tfdist.errors import UnsupportedError
@@ -143,6 +144,17 @@ class Peers:
             return flag
         return any(stop for [stop] in exchange.exchange("the end of a step", 1).gather([int(flag)]))
 
+    def gather(self, what: str, value: Any) -> list[Any]:
+        """Returns what each worker says, in the order of workers; anything that JSON can hold."""
+        return [value] if self.group is None else self._gather(what, value)
+
+    def of_chief(self, what: str, value: Any) -> Any:
+        """Returns what the chief says; what others say does not matter."""
+        if self.group is None:
+            return value
+        said = self._gather(what, value if self.is_chief else None)
+        return said[self.group.chief_rank]
+
     def mean(self, what: str, logs: Mapping[str, Any], weight: float) -> dict[str, Any]:
         """Returns the mean over workers of numbers in `logs`; what is no number is the chief's.
 
@@ -204,7 +216,7 @@ class Peers:
 
 
 def _group_for(strategy: Any) -> Group | None:
-    if not strategy.extended._in_multi_worker_mode():
+    if not is_several_workers(strategy):
         return None
     group = current.group()
     if group is None:

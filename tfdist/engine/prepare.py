@@ -12,10 +12,12 @@ from tfdist.engine import scope
 from tfdist.engine import seeds
 from tfdist.engine.inputs import Feed
 from tfdist.engine.peers import Peers
+from tfdist.engine.replicas import is_synchronous
 
 _FIXES = {
     "validation_data": "pass validation_data on every worker or on none: validation is done by "
     "all workers together",
+    "a BackupAndRestore": "pass tfdist.callbacks.BackupAndRestore on every worker or on none",
     "steps_per_epoch": "pass the same steps_per_epoch on every worker",
 }
 
@@ -29,7 +31,9 @@ def prepare(
     to_train: bool = True,
 ) -> None:
     """Makes sure that the workers are about to do the same, then builds what is not built yet."""
-    scope.adopt(model, model.distribute_strategy)
+    is_ours = is_synchronous(model.distribute_strategy)  # One device trains as Keras does.
+    if is_ours:
+        scope.adopt(model, model.distribute_strategy)
     peers.start_afresh()
     # Making a variable is a collective: what is made must be the same before it is begun.
     peers.same(
@@ -44,9 +48,10 @@ def prepare(
             "a shuffle before the data is split shows some examples twice and others never",
         )
     build.build(model, feed.spec, feed.sample(), to_train=to_train)
-    # Building may have made the variables of metrics and optimizers that were bare until now.
-    scope.adopt(model, model.distribute_strategy)
-    metrics.adopt(model)
+    if is_ours:
+        # Building may have made variables of metrics and optimizers that were bare until now.
+        scope.adopt(model, model.distribute_strategy)
+        metrics.adopt(model)
     peers.same(
         "its variables",
         {"the model": [[list(v.shape), str(v.dtype)] for v in model.variables]},

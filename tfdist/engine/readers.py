@@ -137,10 +137,10 @@ def reader_for(
         saves: Whether the reader is to save its state, also where that is slower.
     """
     if isinstance(distributed, tf.data.Dataset):  # The default strategy's way.
-        return LocalReader(strategy, distributed, batches)
+        return LocalReader(strategy, distributed, batches, saves)
     suits = is_on_cpu(strategy) or saves
     if ours and suits and len(distributed._cloned_datasets) == 1:
-        return LocalReader(strategy, distributed._cloned_datasets[0], batches)
+        return LocalReader(strategy, distributed._cloned_datasets[0], batches, saves)
     return DistributedReader(strategy, distributed)
 
 
@@ -151,9 +151,18 @@ class LocalReader:
         strategy: The strategy of the model.
         dataset: This worker's part, in batches of one replica.
         batches: As for `reader_for`.
+        saves: Whether its state is to be saved.
     """
 
-    def __init__(self, strategy: Any, dataset: tf.data.Dataset, batches: int | None):
+    def __init__(
+        self,
+        strategy: Any,
+        dataset: tf.data.Dataset,
+        batches: int | None,
+        saves: bool = False,
+    ):
+        self._saves = saves
+        self._shuffles = 0
         self._shares = Shares(strategy)
         self._replicas = self._shares.local_replicas
         # While a step runs the next batch is made.
@@ -168,13 +177,14 @@ class LocalReader:
     def start(self) -> None:
         self._iterator = iter(self._dataset)
         self._left = self._batches
+        self._shuffles = _shuffles_of(self._iterator) if self._saves else 0
 
     def skip(self) -> None:
         self._read()
         self._count()
 
     def saved(self) -> bytes | None:
-        return iterators.saved(self._iterator)
+        return _saved_with(self._shuffles, self._iterator)
 
     def restore(self, batches: int, state: bytes) -> None:
         self.start()
@@ -232,21 +242,25 @@ class WholeReader:
 
     Args:
         dataset: A `tf.data.Dataset`.
+        saves: Whether its state is to be saved.
     """
 
-    def __init__(self, dataset: tf.data.Dataset):
+    def __init__(self, dataset: tf.data.Dataset, saves: bool = False):
+        self._saves = saves
+        self._shuffles = 0
         packed = dataset.map(Parcels(dataset.element_spec).pack)
         self._dataset = without_tuning(packed.prefetch(tf.data.AUTOTUNE))
         self._iterator: Any = None
 
     def start(self) -> None:
         self._iterator = iter(self._dataset)
+        self._shuffles = _shuffles_of(self._iterator) if self._saves else 0
 
     def skip(self) -> None:
         next(self._iterator, None)
 
     def saved(self) -> bytes | None:
-        return iterators.saved(self._iterator)
+        return _saved_with(self._shuffles, self._iterator)
 
     def restore(self, batches: int, state: bytes) -> None:
         del batches
@@ -265,6 +279,16 @@ class WholeReader:
         except tf.errors.OutOfRangeError:
             return None
         return Packed(*(tensor.numpy() for tensor in tensors))
+
+
+def _shuffles_of(fresh: Any) -> int:
+    return iterators.shuffles_in(iterators.saved(fresh))
+
+
+def _saved_with(shuffles: int, iterator: Any) -> bytes | None:
+    """Returns the state of an iterator, or None where not all of its shuffles are in it."""
+    state = iterators.saved(iterator)
+    return state if iterators.shuffles_in(state) >= shuffles else None
 
 
 class DistributedReader:

@@ -48,6 +48,17 @@ def is_ours(model: Any) -> bool:
     return replicas.is_synchronous(getattr(model, "_distribute_strategy", None))
 
 
+def needs_our_loop(call: inspect.BoundArguments) -> bool:
+    """Whether a call with these arguments needs the engine on one device, too."""
+    from tfdist.data.sharded import Sharded
+    from tfdist.engine import watcher
+
+    given = call.arguments
+    if watcher.has_watchers(given.get("callbacks")):
+        return True
+    return any(isinstance(given.get(name), Sharded) for name in ("x", "validation_data"))
+
+
 @functools.cache
 def repairs() -> tuple[Repair, ...]:
     """Returns all repairs; imports Keras and TensorFlow."""
@@ -68,11 +79,13 @@ def repairs() -> tuple[Repair, ...]:
     from tfdist.engine import alone
     from tfdist.engine import build
     from tfdist.engine import files
+    from tfdist.engine import fit as fitting
     from tfdist.engine import gradients
     from tfdist.engine import loop
     from tfdist.engine import losses as loss_rules
     from tfdist.engine import numbers
     from tfdist.engine import on_batch as on_batches
+    from tfdist.engine import prediction
     from tfdist.engine import randomness
     from tfdist.engine import reduction
     from tfdist.engine import role
@@ -81,13 +94,22 @@ def repairs() -> tuple[Repair, ...]:
     from tfdist.engine.servers import dispatcher
     from tfdist.engine.servers import functions
     from tfdist.engine.servers import loop as server_loop
+    from tfdist.engine.servers import on_batch as server_batches
     from tfdist.engine.servers import placement
+    from tfdist.engine.servers import prediction as server_prediction
     from tfdist.engine.servers import tables
 
     def ours(
-        function: Callable[..., Any], on_servers: Callable[..., Any] | None = None
+        function: Callable[..., Any],
+        on_servers: Callable[..., Any] | None = None,
+        *,
+        on_one_device: bool = False,
     ) -> Callable[..., Any]:
-        """Sends models under a strategy of ours to `function(model, ...)`, or to `on_servers`."""
+        """Sends models under a strategy of ours to `function(model, ...)`, or to `on_servers`.
+
+        With `on_one_device`, also those under none, where a callback or the data needs our loop.
+        """
+        signature = inspect.signature(function)
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
@@ -97,6 +119,9 @@ def repairs() -> tuple[Repair, ...]:
                     return function(self, *args, **kwargs)
                 if on_servers is not None and is_on_servers(self):
                     return on_servers(self, *args, **kwargs)
+                is_alone = on_one_device and getattr(self, "_distribute_strategy", None) is None
+                if is_alone and needs_our_loop(signature.bind_partial(self, *args, **kwargs)):
+                    return function(self, *args, **kwargs)
                 return original(self, *args, **kwargs)
 
             return method
@@ -148,39 +173,39 @@ def repairs() -> tuple[Repair, ...]:
             t,
             "fit",
             "a loop that knows one process only; counts a step too many (keras issue 20585)",
-            lambda original: role.fit(ours(loop.fit, server_loop.fit)(original)),
+            lambda original: role.fit(ours(fitting.fit, fitting.fit, on_one_device=True)(original)),
             "self._maybe_symbolic_build(iterator=epoch_iterator)",
         ),
         Repair(
             t,
             "evaluate",
             "as fit",
-            ours(loop.evaluate, server_loop.evaluate),
+            ours(loop.evaluate, server_loop.evaluate, on_one_device=True),
             "self._maybe_symbolic_build(iterator=epoch_iterator)",
         ),
         Repair(
             t,
             "predict",
             "as fit; an unbuilt model is not built",
-            ours(loop.predict, server_loop.predict),
+            ours(prediction.predict, server_prediction.predict, on_one_device=True),
         ),
         Repair(
             t,
             "train_on_batch",
             "optimizers of another scope",
-            on_batch("train_on_batch", server_loop.train_on_batch),
+            on_batch("train_on_batch", server_batches.train_on_batch),
         ),
         Repair(
             t,
             "test_on_batch",
             "metrics of another scope",
-            on_batch("test_on_batch", server_loop.test_on_batch),
+            on_batch("test_on_batch", server_batches.test_on_batch),
         ),
         Repair(
             t,
             "predict_on_batch",
             "as predict",
-            ours(on_batches.predict_on_batch, server_loop.predict_on_batch),
+            ours(on_batches.predict_on_batch, server_batches.predict_on_batch),
         ),
         Repair(
             t,

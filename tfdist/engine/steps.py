@@ -120,6 +120,10 @@ class StepFunction:
         """Examples of this process over those of the global batch, in the last step."""
         return float(self._weight)
 
+    def resume(self, weight: float) -> None:
+        """Goes on after a step of another process, which had `weight`."""
+        self._weight = weight
+
     def _call(self, variant: _Variant, data: Any, share: Any) -> Any:
         if variant not in self._functions:
             # One function with the kind as an argument would have to look at it in every step.

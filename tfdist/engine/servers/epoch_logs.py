@@ -9,6 +9,7 @@ import numpy as np
 from keras.src.utils.python_utils import pythonify_logs
 
 from tfdist.engine import callbacks as callback_rules
+from tfdist.engine import plain
 from tfdist.engine.servers.executor import Done
 from tfdist.engine.servers.executor import Executor
 
@@ -50,6 +51,18 @@ class EpochLogs:
         if self._newest or now - self._at > _SECONDS:
             self._logs, self._at = self._current(), now
         return self._logs
+
+    def state(self) -> Any:
+        """Returns what another process needs to go on, fit for JSON; metrics keep their own."""
+        self._metrics.store()
+        return plain.encode({"sums": self._sums, "rows": self._rows})
+
+    def resume(self, state: Any) -> None:
+        """Goes on from `state`, and from what the metrics have."""
+        self._metrics.load()
+        if state is not None:
+            found = plain.decode(state)
+            self._sums, self._rows = found["sums"], found["rows"]
 
     def final(self) -> dict[str, Any]:
         """Returns the logs of the whole epoch, and puts the states into the metrics."""

@@ -94,7 +94,7 @@ class Executor:
         rows = [batch.rows for batch in batches]
 
         def work() -> Outcome:
-            return _outcome(rows, graph, [self._own(array) for array in arrays])
+            return self._outcome(rows, graph, [self._own(array) for array in arrays])
 
         return work
 
@@ -109,7 +109,7 @@ class Executor:
         data = [list(leaves) for leaves in zip(*batches, strict=True)]
         rows = [_rows(leaf.shape) for leaf in data[0]]
         first = self._own(np.array(number, np.int64))
-        return _outcome(rows, self.execution.graph(steps, listed=True), [first, *data])
+        return self._outcome(rows, self.execution.graph(steps, listed=True), [first, *data])
 
     def run(
         self,
@@ -173,6 +173,29 @@ class Executor:
         with tf.device(self._here):
             return tf.constant(array)
 
+    def _outcome(self, rows: list[int], graph: Any, inputs: list[Any]) -> Outcome:
+        states, outputs, observed = graph(*inputs)
+        return Outcome(
+            rows,
+            [states.numpy()],
+            [self._home(output) for output in outputs],
+            [self._home(each) for each in observed],
+        )
+
+    def _home(self, structure: Any) -> Any:
+        """Returns arrays of the tensors of a worker, and of ragged and sparse ones copies here."""
+
+        def one(leaf: Any) -> Any:
+            if isinstance(leaf, tf.Tensor):
+                return leaf.numpy()
+            if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+                return tf.nest.map_structure(
+                    lambda part: self._own(part.numpy()), leaf, expand_composites=True
+                )
+            return leaf
+
+        return tf.nest.map_structure(one, structure)
+
     def _note(self, outcome: Outcome) -> None:
         metrics = self.execution.metrics
         for states in outcome.states:
@@ -184,22 +207,6 @@ class Executor:
 def _rows(shape: tf.TensorShape) -> int:
     # Of a ragged tensor these are its values: an estimate, for the mean of a step's own numbers.
     return int(shape[0]) if shape.rank else 1
-
-
-def _outcome(rows: list[int], graph: Any, inputs: list[Any]) -> Outcome:
-    states, outputs, observed = graph(*inputs)
-    return Outcome(
-        rows,
-        [states.numpy()],
-        [_arrays(output) for output in outputs],
-        [_arrays(each) for each in observed],
-    )
-
-
-def _arrays(structure: Any) -> Any:
-    return tf.nest.map_structure(
-        lambda leaf: leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf, structure
-    )
 
 
 def _grouped(batches: Iterable[Packed], size: int) -> Iterator[list[Packed]]:

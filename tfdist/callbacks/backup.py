@@ -1,0 +1,255 @@
+"""A run that goes on where it was interrupted, as if it had not been."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+
+from tfdist.callbacks.schedule import Schedule
+from tfdist.cluster import current
+from tfdist.engine import activate
+from tfdist.engine import differences
+from tfdist.engine import training as trainings
+from tfdist.engine.position import Position
+from tfdist.engine.replicas import is_asynchronous
+from tfdist.engine.training import Training
+from tfdist.engine.watcher import Watcher
+from tfdist.errors import ConfigError
+from tfdist.errors import StaleWriterError
+from tfdist.errors import StoreError
+from tfdist.errors import UnsupportedError
+from tfdist.state.commit import Snapshot
+from tfdist.state.store import Store
+from tfdist.state.writer import AsyncWriter
+
+log = logging.getLogger("absl")
+
+_RESULT = "result"
+
+
+class BackupAndRestore(Watcher):
+    """Commits everything that training depends on, and goes on from the newest commit.
+
+    In place of `keras.callbacks.BackupAndRestore`, under every strategy and on one device. A run
+    that is killed and started again ends with the weights of one that was not: on the same number
+    of workers and replicas bit for bit (CPU, deterministic operations), on another number at the
+    same example. All workers pass it; only the chief needs `directory`. It acts after all other
+    callbacks, whatever its place among them.
+
+    A commit holds the weights, optimizers, metrics of the open epoch, random generators, place in
+    the data, history, and what other callbacks remember. When training has ended, the last of
+    these stays in `directory`; a run that is started again goes there and trains nothing, or the
+    epochs that it is asked for beyond.
+
+    Args:
+        directory: Where commits are: a local path, or a URL such as `gs://bucket/run`.
+        save_every: "epoch", a number of steps, or seconds as text: "60s" (by the chief's clock).
+            With `steps_per_execution`, between executions; with gradients accumulated, between
+            updates.
+        keep: How many commits are kept.
+        asynchronous: Whether commits are written while training goes on.
+        delete_checkpoint: Whether commits are removed when training has ended.
+        override: What may be another than when it began, and is then begun anew or gone on with
+            as far as it is the same: "model", "optimizer", "metrics" or "data".
+
+    Raises:
+        ConfigError: An argument cannot be right; or, in `fit`, the model, the optimizer or the
+            data are not those of the run that is in `directory`.
+
+    Example:
+        >>> strategy = tfdist.strategy()  # Or tfdist.activate(), without a strategy.
+        >>> backup = tfdist.callbacks.BackupAndRestore("backup", save_every=100)
+        >>> model.fit(data, epochs=3, callbacks=[backup])
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        save_every: str | int = "epoch",
+        keep: int = 2,
+        asynchronous: bool = True,
+        delete_checkpoint: bool = True,
+        override: Iterable[str] = (),
+    ):
+        super().__init__()
+        self.directory = os.fspath(directory)
+        if not self.directory:
+            raise ConfigError("a directory", repr(self.directory), "pass a path")
+        self.save_every = save_every
+        self.keep = keep
+        self.asynchronous = asynchronous
+        self.delete_checkpoint = delete_checkpoint
+        self.override = (override,) if isinstance(override, str) else tuple(override)
+        unknown = set(self.override) - set(differences.PARTS)
+        if unknown:
+            raise ConfigError(
+                f"any of {', '.join(map(repr, differences.PARTS))} as override",
+                ", ".join(map(repr, sorted(unknown))),
+            )
+        self._schedule = Schedule(save_every)
+        Store(self.directory, keep=keep)  # Says what is wrong with `keep` here and now.
+        self._store: Store | None = None
+        self._writer: AsyncWriter | None = None
+        self._ended = 0  # Calls of `fit` that this callback has seen the end of.
+        if not activate.is_active():
+            activate.activate()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Makes sure that a loop that knows boundaries is under way."""
+        if trainings.of(self.model) is not None:
+            return
+        if getattr(self.model, "_distribute_strategy", None) is None:
+            # In `model.fit(callbacks=[BackupAndRestore(...)])` Python looks up `model.fit` first,
+            # and what making this callback has put into Keras comes too late.
+            raise UnsupportedError(
+                "tfdist to be active when fit is called with BackupAndRestore",
+                "fit of Keras alone",
+                "call tfdist.activate() or tfdist.strategy() above, or start the script with "
+                "`tfdist run`",
+            )
+        raise UnsupportedError(
+            "a strategy that tfdist trains under, or none, with BackupAndRestore",
+            type(self.model.distribute_strategy).__name__,
+            "build the model under tfdist.strategy(), or use keras.callbacks.BackupAndRestore",
+        )
+
+    # What the training calls.
+
+    def open(self, training: Training) -> None:
+        """Reads the newest commit, on the chief; all workers go on from it."""
+        _refuse_several(training)
+        found, is_over = None, False
+        if training.is_chief:
+            self._store = Store(self._place(), keep=self.keep)
+            self._store.acquire()
+            found, is_over = self._newest(training.epochs)
+            self._writer = AsyncWriter(self._store)
+        training.resume(found, self.override, is_over=is_over)
+        if training.is_over:
+            log.warning(
+                "the run in %s has ended after %d steps: nothing is trained. To train anew, give "
+                "another directory or remove this one",
+                self._place(),
+                training.start,
+            )
+            self._ended += 1
+        elif self.save_every != "epoch" and not training.has_position:
+            log.warning("workers read the data for themselves: commits are made between epochs")
+        self._schedule.begin(training.start)
+
+    def is_due(self, training: Training) -> bool:
+        """Returns whether a commit is due at this boundary, or at the next one that is whole."""
+        due = self._schedule.is_due(training.step, training.is_between_epochs)
+        if self._schedule.seconds is None:
+            return due
+        return training.any_of(due and training.is_chief)
+
+    def at_boundary(self, training: Training) -> None:
+        """Commits, if that is due."""
+        if self.is_due(training) and training.can_capture and not training.is_at_last_batch:
+            self.commit(training)
+
+    def close(self, training: Training) -> None:
+        """Keeps the last position, and removes the commits unless they are to be kept."""
+        found = training.capture()
+        if self._store is not None:
+            assert self._writer is not None and found is not None
+            self._told(self._writer.close)
+            store, snapshot = self._store, Snapshot(found.step, found.facts, found.arrays)
+            self._told(lambda: self._finish(store, snapshot, training.epochs))
+        self._store = self._writer = None
+        self._ended += 1
+
+    def abandon(self) -> None:
+        """Completes what is being written."""
+        if self._writer is not None:
+            with contextlib.suppress(Exception):
+                self._writer.close()
+        self._store = self._writer = None
+
+    def commit(self, training: Training, *, wait: bool = False) -> None:
+        """Commits now.
+
+        Args:
+            training: The training; all workers are at the same boundary.
+            wait: Whether to return when the commit is durable, on the chief.
+        """
+        writer = self._writer
+        if writer is not None and is_asynchronous(training.model.distribute_strategy):
+            # A table on servers may be so large that there is room for one copy only.
+            self._told(writer.wait)
+        found = training.capture(copy=None if writer is None else writer.copy)
+        self._schedule.begin(training.step)
+        if writer is None or found is None:
+            return
+        snapshot = Snapshot(found.step, found.facts, found.arrays)
+        for _ in range(2):  # Who learns that the last one failed has to submit again.
+            if self._told(lambda: writer.submit(snapshot)):
+                break
+        if wait or not self.asynchronous:
+            self._told(writer.wait)
+
+    def _told(self, write: Callable[[], Any]) -> bool:
+        """Goes on training where a commit could not be written: the next one may be."""
+        try:
+            write()
+        except StaleWriterError:
+            raise
+        except StoreError as error:
+            log.error("training goes on, a commit could not be written: %s", error)
+            return False
+        return True
+
+    def _place(self) -> str:
+        # A callback that is given to `fit` again is in another phase of the same program.
+        if not self._ended:
+            return self.directory
+        return os.path.join(self.directory, f"fit-{self._ended + 1}")
+
+    def _finish(self, store: Store, last: Snapshot, epochs: int) -> None:
+        Store(os.path.join(store.directory, _RESULT), keep=1).write(last)
+        # Only then: until here a restart goes on from the commits.
+        store.finish({"epochs": epochs, "step": last.step}, keep=not self.delete_checkpoint)
+
+    def _newest(self, epochs: int) -> tuple[Position | None, bool]:
+        """Returns where to go on, and whether there is nothing left to do.
+
+        Args:
+            epochs: As given to `fit`.
+        """
+        assert self._store is not None
+        ended = self._store.finished()
+        if ended is not None:
+            found = _read(Store(os.path.join(self._store.directory, _RESULT), keep=1))
+            if found is not None:
+                is_over = epochs <= ended["epochs"]
+                if not is_over:
+                    found.facts["stop"] = False  # It has come to its end, and is to go further.
+                return found, is_over
+        return _read(self._store), False
+
+
+def _read(store: Store) -> Position | None:
+    found = store.read_latest(mapped=True)
+    if found is None:
+        return None
+    _, snapshot = found
+    return Position(snapshot.step, dict(snapshot.facts), snapshot.arrays)
+
+
+def _refuse_several(training: Training) -> None:
+    """Refuses a job whose workers each train a model of their own, and write to one directory."""
+    group = current.group()
+    if group is None or training.peers.group is not None or group.cluster.has_parameter_servers:
+        return
+    if group.cluster.num_workers > 1:
+        raise UnsupportedError(
+            "a model that all workers train together, with BackupAndRestore",
+            f"{group.cluster.num_workers} workers, each with a model of its own",
+            "build the model inside strategy.scope()",
+        )
