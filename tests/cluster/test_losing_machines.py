@@ -14,6 +14,9 @@ from tests.support.harness import start_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "losing.py"
 STEPS = math.ceil(509 / 8)  # Of an epoch.
+EXECUTION = 16  # Steps that are done again if a worker is lost in the last of them.
+#: Who says nothing is stuck.
+SOON = {"TFDIST_SILENCE_TIMEOUT": "10"}
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -23,7 +26,7 @@ def _hurt(tmp_path, *args, ps=1, epoch, victim, how):
     """Runs losing.py, does something to a task in the middle of an epoch, and yields the job."""
     options = ["--ps", str(ps), "--max-restarts", "1", "--grace", "60"]
     with start_script(
-        SCRIPT, workers=2, launcher_args=options, args=args, tmp_path=tmp_path
+        SCRIPT, workers=2, launcher_args=options, args=args, tmp_path=tmp_path, env=SOON
     ) as job:
         job.wait_for_line(f"epoch {epoch} begins", 90)
         time.sleep(0.5)
@@ -39,6 +42,7 @@ def _finished(job, epochs):
     # In no epoch was an example left out or trained twice.
     assert result["seen"] == [[1.0, 1.0]] * len(epochs)
     assert result["epochs"] == epochs
+    assert result["evaluated"] == 8 * 8
     return run, result
 
 
@@ -46,21 +50,18 @@ def test_a_worker_that_is_killed_costs_nothing_and_joins_in_again(tmp_path):
     with _hurt(tmp_path, "5", epoch=1, victim="worker 1", how=signal.SIGKILL) as job:
         run, result = _finished(job, list(range(5)))
     # What the dead one had begun was done again, from its first step.
-    assert 5 * STEPS <= result["iterations"] <= 5 * STEPS + 8
+    assert 5 * STEPS <= result["iterations"] <= 5 * STEPS + EXECUTION
     assert run.output.count("tfdist run: worker 1 is process") == 2
     assert run.output.count("tfdist run: chief 0 is process") == 1
 
 
-# Known defect: in one run of three the coordinator hung, with the interpreter's lock held in a call
-# of TensorFlow that waits for the stopped worker. Named in docs/parameter-servers.md.
-@pytest.mark.slow
 def test_a_worker_that_is_stopped_does_not_stop_the_others(tmp_path):
     with _hurt(tmp_path, "4", epoch=1, victim="worker 1", how=signal.SIGSTOP) as job:
-        job.wait_for_line("done", 90)
-        job.kill("worker 1", signal.SIGCONT)
         run, result = _finished(job, list(range(4)))
-    assert 4 * STEPS <= result["iterations"] <= 4 * STEPS + 8
+    assert 4 * STEPS <= result["iterations"] <= 4 * STEPS + EXECUTION
     assert "another does its steps again" in run.output
+    # Whatever must be told to every worker waits until it is known to be stuck.
+    assert "worker 1 says nothing any more; killing it" in run.output
 
 
 @pytest.mark.parametrize("victim", ["ps 0", pytest.param("chief 0", marks=pytest.mark.slow)])

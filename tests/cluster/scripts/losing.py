@@ -55,7 +55,10 @@ callbacks = [talk]
 if len(sys.argv) > 2:
     callbacks.append(keras.callbacks.BackupAndRestore(sys.argv[2], delete_checkpoint=False))
 history = model.fit(data, epochs=EPOCHS, callbacks=callbacks, verbose=0)
+# Made anew, so that every worker must be told of it.
+found = model.evaluate(data.take(8), verbose=0, return_dict=True)
 report(
+    evaluated=float(np.sum(found["counts"])),
     seen=seen(history),
     iterations=int(model.optimizer.iterations),
     epochs=talk.epochs,
