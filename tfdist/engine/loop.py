@@ -21,6 +21,7 @@ from tfdist.engine.accumulation import Accumulation
 from tfdist.engine.arguments import FitArguments
 from tfdist.engine.inputs import Feed
 from tfdist.engine.inputs import executions
+from tfdist.engine.kinds import Kinds
 from tfdist.engine.logs import results
 from tfdist.engine.peers import Peers
 from tfdist.engine.readers import Batch
@@ -117,7 +118,7 @@ def _fit(
         accumulation.part()
         batches = training.batches()
         for _, execution in executions(batches, model.steps_per_execution):
-            counted = _Counted(execution, alone)
+            counted = _Counted(execution, alone, training.kinds)
             calls.on_train_batch_begin(training.batch)
             logs = model.train_function(counted)
             training.advance(counted.count, logs)
@@ -232,11 +233,13 @@ class _Counted:
         inner: Iterator over what a feed yields.
         strategy: The default strategy, under which a step is Keras's own and takes plain data;
             else None.
+        kinds: Where the shapes of its batches are noted.
     """
 
-    def __init__(self, inner: Any, strategy: Any):
+    def __init__(self, inner: Any, strategy: Any, kinds: Kinds | None = None):
         self._inner = inner
         self._strategy = strategy
+        self._kinds = kinds
         self.count = 0
 
     def __iter__(self) -> _Counted:
@@ -246,7 +249,9 @@ class _Counted:
         value = next(self._inner)
         self.count += 1
         if self._strategy is not None and isinstance(value, Batch):
-            return value.unpacked(self._strategy)
+            value = value.unpacked(self._strategy)
+            if self._kinds is not None:
+                self._kinds.note(value)
         return value
 
 
