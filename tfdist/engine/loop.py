@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist.engine import callbacks as callback_rules
 from tfdist.engine import prepare
@@ -77,6 +78,8 @@ def fit(model: Any, asked: FitArguments) -> Any:
             )
             model.stop_training = False
             model.make_train_function()
+            if is_watched and isinstance(model.train_function, StepFunction):
+                model.train_function.traces_alike = _has_fixed_inner_shapes(feed.spec)
             with Training(model, feed, peers, calls, asked.epochs) as training:
                 return _fit(training, calls, validate if held_out is not None else None, asked)
 
@@ -253,6 +256,12 @@ class _Counted:
             if self._kinds is not None:
                 self._kinds.note(value)
         return value
+
+
+def _has_fixed_inner_shapes(spec: Any) -> bool:
+    """Whether batches differ in the number of examples only, so that there are few sizes."""
+    shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(spec)]
+    return all(s is not None and s.rank and s[1:].is_fully_defined() for s in shapes)
 
 
 def _set_metrics(function: Any, known: bool) -> None:
