@@ -20,7 +20,7 @@ from report import report  # noqa: E402
 
 from tfdist.engine.servers import dispatcher  # noqa: E402
 
-dispatcher.PATIENCE_SECONDS = 3.0  # So that the tests need not sit through the usual 15.
+dispatcher.PATIENCE_SECONDS = 6.0  # So that the tests need not sit through the usual 15.
 ROWS, BATCH = 509, 8
 EPOCHS = int(sys.argv[1])
 

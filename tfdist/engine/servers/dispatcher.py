@@ -20,14 +20,21 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
+from tensorflow.python.distribute.coordinator import coordinator_context
 
+from tfdist.cluster import current
+from tfdist.cluster.topology import WORKER
+from tfdist.cluster.topology import Task
 from tfdist.engine.servers import functions
 from tfdist.errors import PeerLostError
 
 log = logging.getLogger("absl")
 
-#: Work that takes longer than this, and than ten times the usual, is given to another worker.
+#: Work that takes longer than this is given to another worker if its worker says nothing, neither.
 PATIENCE_SECONDS = 15.0
+#: As long, and ten times as long as usual, may work take on a worker that gives signs of life: what
+#: two workers do is done twice. The first work on a worker includes the preparation of its graph.
+_SLOW_SECONDS = 120.0
 _POLL_SECONDS = 0.5
 
 
@@ -36,6 +43,7 @@ class _Task:
     number: int
     work: Callable[[], Any]
     started: float | None = None
+    worker: int = 0
     is_done: bool = False
     tries: int = 1
 
@@ -130,6 +138,7 @@ class Dispatcher:
         def run() -> None:
             if task.is_done:
                 return
+            task.worker = _this_worker()
             task.started = time.monotonic()
             try:
                 value, error = task.work(), None
@@ -152,9 +161,11 @@ class Dispatcher:
         """Looks for errors of the coordinator and for work that a worker keeps to itself."""
         self.coordinator.done()
         now = time.monotonic()
-        usual = statistics.median(self._seconds) if self._seconds else PATIENCE_SECONDS
-        patience = max(PATIENCE_SECONDS, 10 * usual)
+        usual = statistics.median(self._seconds) if self._seconds else 0.0
+        slow = max(_SLOW_SECONDS, 10 * usual)
         for task in list(self._tasks.values()):
+            is_silent = _silent_for(task.worker) > PATIENCE_SECONDS / 2
+            patience = PATIENCE_SECONDS if is_silent else slow
             late = task.started is not None and now - task.started > patience * task.tries
             if late and not task.is_done and task.tries < self.workers:
                 task.tries += 1
@@ -169,6 +180,18 @@ class Dispatcher:
                 f"none, with {self.open} executions under way",
                 "look at the logs of the workers; TFDIST_AGREEMENT_TIMEOUT sets the limit",
             )
+
+
+def _this_worker() -> int:
+    """Returns the number of the worker that this thread is for."""
+    index: int = coordinator_context.get_current_dispatch_context().worker_index
+    return index
+
+
+def _silent_for(worker: int) -> float:
+    """Returns for how many seconds a worker has given no sign of life, as far as that is known."""
+    group = current.group()
+    return 0.0 if group is None else group.silent_for(Task(WORKER, worker))
 
 
 def _is_of_a_lost_task(error: Exception) -> bool:
