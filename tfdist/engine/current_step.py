@@ -6,16 +6,14 @@ known is kept for each thread.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.engine import own_losses
+from tfdist.engine.per_thread import PerThread
 
 log = logging.getLogger("absl")
 
@@ -114,20 +112,8 @@ def warn_of_own_loss(model: str) -> None:
     )
 
 
-_local = threading.local()
-
-
-def current() -> ReplicaStep | None:
-    """Returns the step that this thread traces, or None outside `fit` and the like."""
-    return getattr(_local, "step", None)
-
-
-@contextlib.contextmanager
-def tracing(step: ReplicaStep | None) -> Iterator[ReplicaStep | None]:
-    """Makes `step` the current one of this thread."""
-    outer = current()
-    _local.step = step
-    try:
-        yield step
-    finally:
-        _local.step = outer
+_steps: PerThread[ReplicaStep | None] = PerThread()
+#: The step that this thread traces, or None outside `fit` and the like.
+current = _steps.get
+#: Makes a step the current one of this thread, as a context.
+tracing = _steps.having

@@ -158,7 +158,8 @@ class Execution:
         for state in self._seeds:
             values.state_mapping[id(state)] = _seed_of_step(state, values, number)
         before = {id(variable): value for variable, value in fetched}
-        with server_step.tracing(ServerStep(values)) as step, values:
+        step = ServerStep(values)
+        with server_step.tracing(step), values:
             output = tree.map_structure(_read, self._step(batch))
             if self._returns_logs and isinstance(output, dict):
                 output = _flat(output)

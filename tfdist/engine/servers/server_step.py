@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
+from tfdist.engine.per_thread import PerThread
 from tfdist.engine.servers.local_values import LocalValues
-
-_local = threading.local()
 
 
 class ServerStep:
@@ -33,34 +29,24 @@ class ServerStep:
         self.observed: list[tuple[Any, Any]] = []
 
 
-def current() -> ServerStep | None:
-    """Returns the step that this thread traces, or None."""
-    return getattr(_local, "step", None)
-
-
-@contextlib.contextmanager
-def tracing(step: ServerStep) -> Iterator[ServerStep]:
-    """Makes `step` the current one of this thread."""
-    outer = current()
-    _local.step = step
-    try:
-        yield step
-    finally:
-        _local.step = outer
+_steps: PerThread[ServerStep | None] = PerThread()
+#: The step that this thread traces, or None.
+current = _steps.get
+#: Makes a step the current one of this thread, as a context.
+tracing = _steps.having
 
 
 def outside(function: Callable[[], None]) -> None:
     """Calls `function` as if no step were being traced, so that variables it makes stay."""
-    step, scope = current(), global_state.get_global_attribute("stateless_scope")
+    scope = global_state.get_global_attribute("stateless_scope")
 
     def call(strategy: Any) -> None:
         with tf.init_scope():
             function()
 
-    _local.step = None
     global_state.set_global_attribute("stateless_scope", None)
     try:
-        tf.distribute.get_replica_context().merge_call(call)
+        with tracing(None):
+            tf.distribute.get_replica_context().merge_call(call)
     finally:
-        _local.step = step
         global_state.set_global_attribute("stateless_scope", scope)
