@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 
@@ -11,6 +12,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
+from tests.support.harness import LEAN
 from tests.support.harness import eventually
 from tfdist.errors import ConfigError
 from tfdist.testing import assert_matches_single_device
@@ -21,6 +23,11 @@ from tfdist.testing.differences import excessive
 from tfdist.testing.records import Steps
 
 ROWS = 29  # Over batches of 8: the last has 5.
+
+
+@pytest.fixture(autouse=True)
+def lean(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(LEAN), prepend=os.pathsep)
 
 
 def arrays(rows: int = ROWS):
