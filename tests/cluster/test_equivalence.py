@@ -68,14 +68,9 @@ EVERYWHERE = (
 )
 #: What is the same code under every strategy of replicas.
 ON_REPLICAS = (
-    "sgd/noclip/acc1/even",
-    "sgd/noclip/acc3/even",
-    "adam/clipnorm/acc1/even",
     "adamw/clipvalue/acc3/last1",
-    "adafactor/clipvalue/acc3/last1",
     "numbers/even",
     "numbers/last batch of 5",
-    "numbers/last batch of 3",
     "numbers/clipnorm",
     "numbers/global_clipnorm",
     "numbers/clipvalue",
@@ -97,7 +92,6 @@ ON_REPLICAS = (
     "inputs/sparse_dense",
     "run/eagerly",
     "metric/classes",
-    "metric/f1",
 )
 #: Three workers on two cores take their time; they run the others with `-m slow`.
 ON_WORKERS = EVERYWHERE[::2]
