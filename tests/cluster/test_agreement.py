@@ -73,20 +73,89 @@ REFUSED = {
 }
 
 
-def test_different_arguments_are_refused_in_one_sentence_on_every_worker(tmp_path):
-    source = HEAD + "messages = {}\n"
+MADE_EQUAL = textwrap.dedent(
+    """
+    from keras.callbacks import Callback
+
+    class Stop(Callback):
+        # Worker 1 alone wants to stop after two of four epochs.
+        def on_epoch_end(self, epoch, logs=None):
+            if me == 1 and epoch == 1:
+                self.model.stop_training = True
+
+    class StopInside(Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if me == 1 and batch == 1:
+                self.model.stop_training = True
+
+    model = build()
+    model.set_weights([w + me for w in model.get_weights()])
+    start = model.get_weights()
+    results = {"mine": start}
+    history = model.fit(data, epochs=4, callbacks=[Stop()])
+    results["stopped"] = [history.history["loss"], model.get_weights()]
+
+    model = build()
+    history = model.fit(data, epochs=4, callbacks=[StopInside()])
+    results["stopped inside"] = [len(history.epoch), int(model.optimizer.iterations.numpy())]
+
+    class Rate(Callback):
+        # Worker 1 alone changes its learning rate: all go on with the chief's.
+        def on_epoch_end(self, epoch, logs=None):
+            if me == 1:
+                self.model.optimizer.learning_rate = 0.0
+
+    model = build()
+    history = model.fit(data, epochs=3, callbacks=[Rate()])
+    results["rate"] = [float(model.optimizer.learning_rate.numpy()), history.history["loss"]]
+    results["slots"] = [v.numpy() for v in model.optimizer.variables]
+
+    # Only one worker has a callback that looks at every batch.
+    model = build()
+    history = model.fit(data, callbacks=[StopInside()] if me == 1 else None)
+    results["one sided"] = int(model.optimizer.iterations.numpy())
+
+    # Only the chief restores an earlier epoch.
+    model = build()
+    history = model.fit(data, epochs=3, initial_epoch=1 if me == 0 else 0)
+    results["epochs"] = history.epoch
+    """
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """One cluster in which all of MADE_EQUAL is made equal, then all of REFUSED is refused."""
+    source = HEAD + MADE_EQUAL + "messages = {}\n"
     for case, (body, _) in REFUSED.items():
         source += f"try:\n{textwrap.indent(body, '    ')}\n"
         source += f"except tfdist.TfdistError as error:\n    messages[{case!r}] = str(error)\n"
-    run = run_script(source + "report(**messages)\n", workers=2, timeout=150, tmp_path=tmp_path)
+    source += "report(results=results, messages=messages)\n"
+    run = run_script(source, workers=2, timeout=180, tmp_path=tmp_path_factory.mktemp("agree"))
     assert run.code == 0, run.output
-    messages = run.result("worker 0")
-    assert messages == run.result("worker 1")
+    return run
+
+
+def test_different_arguments_are_refused_in_one_sentence_on_every_worker(run):
+    messages = run.result("worker 0")["messages"]
+    assert messages == run.result("worker 1")["messages"]
     assert set(messages) == set(REFUSED)
     for case, (_, words) in REFUSED.items():
         message = messages[case]
         assert words in message, message
         assert "worker 0" in message and "worker 1" in message and "Fix:" in message
+
+
+def test_weights_stops_and_rates_are_made_equal_from_the_chief(run):
+    zero, one = (run.result(task)["results"] for task in ("worker 0", "worker 1"))
+    assert zero.pop("mine") != one.pop("mine")
+    assert zero == one
+    assert len(zero["stopped"][0]) == 2
+    assert zero["stopped inside"] == [1, 2]
+    assert zero["rate"][0] == pytest.approx(0.1)
+    assert zero["one sided"] == 2
+    assert zero["epochs"] == [1, 2]
+    assert "go on with the chief's" in run.output
 
 
 def test_files_of_their_own_are_read_to_the_end_and_too_few_are_refused(tmp_path):
@@ -179,68 +248,3 @@ def test_a_refusal_ends_the_job_without_a_traceback(tmp_path):
         [message] = [line for line in run.lines(task) if "tfdist: error:" in line]
         assert words in message
     assert "Traceback" not in run.output
-
-
-MADE_EQUAL = HEAD + textwrap.dedent(
-    """
-    from keras.callbacks import Callback
-
-    class Stop(Callback):
-        # Worker 1 alone wants to stop after two of four epochs.
-        def on_epoch_end(self, epoch, logs=None):
-            if me == 1 and epoch == 1:
-                self.model.stop_training = True
-
-    class StopInside(Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if me == 1 and batch == 1:
-                self.model.stop_training = True
-
-    model = build()
-    model.set_weights([w + me for w in model.get_weights()])
-    start = model.get_weights()
-    results = {"mine": start}
-    history = model.fit(data, epochs=4, callbacks=[Stop()])
-    results["stopped"] = [history.history["loss"], model.get_weights()]
-
-    model = build()
-    history = model.fit(data, epochs=4, callbacks=[StopInside()])
-    results["stopped inside"] = [len(history.epoch), int(model.optimizer.iterations.numpy())]
-
-    class Rate(Callback):
-        # Worker 1 alone changes its learning rate: all go on with the chief's.
-        def on_epoch_end(self, epoch, logs=None):
-            if me == 1:
-                self.model.optimizer.learning_rate = 0.0
-
-    model = build()
-    history = model.fit(data, epochs=3, callbacks=[Rate()])
-    results["rate"] = [float(model.optimizer.learning_rate.numpy()), history.history["loss"]]
-    results["slots"] = [v.numpy() for v in model.optimizer.variables]
-
-    # Only one worker has a callback that looks at every batch.
-    model = build()
-    history = model.fit(data, callbacks=[StopInside()] if me == 1 else None)
-    results["one sided"] = int(model.optimizer.iterations.numpy())
-
-    # Only the chief restores an earlier epoch.
-    model = build()
-    history = model.fit(data, epochs=3, initial_epoch=1 if me == 0 else 0)
-    results["epochs"] = history.epoch
-    report(**results)
-    """
-)
-
-
-def test_weights_stops_and_rates_are_made_equal_from_the_chief(tmp_path):
-    run = run_script(MADE_EQUAL, workers=2, timeout=120, tmp_path=tmp_path)
-    assert run.code == 0, run.output
-    zero, one = run.result("worker 0"), run.result("worker 1")
-    assert zero.pop("mine") != one.pop("mine")
-    assert zero == one
-    assert len(zero["stopped"][0]) == 2
-    assert zero["stopped inside"] == [1, 2]
-    assert zero["rate"][0] == pytest.approx(0.1)
-    assert zero["one sided"] == 2
-    assert zero["epochs"] == [1, 2]
-    assert "go on with the chief's" in run.output

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.harness import run_script
 from tests.support.harness import start_script
+from tfdist.cluster import rendezvous
 
 TRAIN = textwrap.dedent(
     """
@@ -59,8 +60,16 @@ def test_kill_9_of_a_worker_ends_the_others_with_its_name(victim, tmp_path):
         assert any(f"{victim} (127.0.0.1:" in line for line in _messages(run, task)), run.output
 
 
-def test_a_stopped_worker_is_noticed_although_its_connections_stay_open(tmp_path):
-    with start_script(ENDLESS, workers=2, launcher_args=["--grace", "5"], tmp_path=tmp_path) as job:
+@pytest.mark.parametrize("silence", ["10", pytest.param(None, marks=pytest.mark.slow)])
+def test_a_stopped_worker_is_noticed_although_its_connections_stay_open(silence, tmp_path):
+    assert rendezvous.SILENCE_SECONDS < 40  # What goes without the variable; and a test may wait.
+    with start_script(
+        ENDLESS,
+        workers=2,
+        launcher_args=["--grace", "5"],
+        env={"TFDIST_SILENCE_TIMEOUT": silence},
+        tmp_path=tmp_path,
+    ) as job:
         job.wait_for_line("in the middle of training", 90)
         started = time.monotonic()
         job.kill("worker 1", signal.SIGSTOP)
@@ -101,50 +110,43 @@ def test_a_worker_that_ends_early_is_named(tmp_path):
     assert any("worker 1 has ended" in line for line in run.lines("worker 0")), run.output
 
 
-def test_the_chief_waits_at_the_end_for_those_who_are_busy(tmp_path):
+@pytest.fixture(scope="module")
+def well(tmp_path_factory):
+    """A job that ends well: with a model of each worker's own, a pool, and a late worker."""
     source = TRAIN + textwrap.dedent(
         """
+        import multiprocessing
         import time
+        def double(number):
+            return 2 * number
         model.fit(data, epochs=2, verbose=0)
+        own = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="my_own")
+        own.compile("sgd", "mse")
+        own.fit(data, verbose=0)
+        own.fit(data, verbose=0)
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            print(pool.map(double, range(3)), flush=True)
         if me == 1:
             time.sleep(5)
             print("late but well", float(tf.reduce_sum(model.trainable_variables[0])), flush=True)
         """
     )
-    run = run_script(source, workers=2, timeout=120, tmp_path=tmp_path)
+    run = run_script(source, workers=2, timeout=120, tmp_path=tmp_path_factory.mktemp("well"))
     assert run.code == 0, run.output
-    assert any("late but well" in line for line in run.lines("worker 1"))
+    return run
 
 
-def test_a_pool_of_processes_can_be_ended(tmp_path):
-    source = TRAIN + textwrap.dedent(
-        """
-        import multiprocessing
-        def double(number):
-            return 2 * number
-        model.fit(data, epochs=1, verbose=0)
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            print(pool.map(double, range(3)), flush=True)
-        """
-    )
-    run = run_script(source, workers=2, timeout=90, tmp_path=tmp_path)
-    assert run.code == 0, run.output
-    assert "[0, 2, 4]" in run.lines("worker 0") and "[0, 2, 4]" in run.lines("worker 1")
+def test_the_chief_waits_at_the_end_for_those_who_are_busy(well):
+    assert any("late but well" in line for line in well.lines("worker 1"))
 
 
-def test_a_model_that_the_others_have_no_part_in_is_warned_of(tmp_path):
-    source = TRAIN + textwrap.dedent(
-        """
-        own = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="my_own")
-        own.compile("sgd", "mse")
-        own.fit(data, verbose=0)
-        own.fit(data, verbose=0)
-        """
-    )
-    run = run_script(source, workers=2, timeout=90, tmp_path=tmp_path)
-    assert run.code == 0, run.output
+def test_a_pool_of_processes_can_be_ended(well):
+    assert "[0, 2, 4]" in well.lines("worker 0") and "[0, 2, 4]" in well.lines("worker 1")
+
+
+def test_a_model_that_the_others_have_no_part_in_is_warned_of(well):
     for task in ("worker 0", "worker 1"):
-        warnings = [line for line in run.lines(task) if "'my_own' was built outside" in line]
+        warnings = [line for line in well.lines(task) if "'my_own' was built outside" in line]
         assert len(warnings) == 1
 
 
@@ -171,7 +173,10 @@ def test_a_worker_that_dies_while_models_are_built_does_not_leave_the_others_wai
     assert any("worker 0 (127.0.0.1:" in line for line in _messages(run, "worker 1")), run.output
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+#: That a stopped worker is noticed, test_a_stopped_worker_... has, too.
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_a_loop_of_the_users_own_does_not_wait_for_the_dead(number, tmp_path):
     source = textwrap.dedent(
         """

@@ -26,18 +26,15 @@ SCENARIOS = (
     "unbuilt_subclass",
     "unbuilt_predict_first",
     "string_features",
-    "custom_train_step",
     "two_optimizers_no_call",
     "optimizer_outside_scope",
     "run_eagerly",
-    "steps_per_execution",
     "repeated_with_steps",
     "arrays_in_order",
     "seeded_orders",
     "step_of_the_keras_guide",
     "few_rows",
     "uneven_batches",
-    "clipping",
     "batch_norm",
     "numbers_of_numpy_and_stops",
     "plain_numbers",
@@ -46,20 +43,33 @@ SCENARIOS = (
     "py_dataset_sees_all",
     "generator_sees_all",
     "on_batches",
-    "classification_metrics",
     "schedules_and_stops",
     "fit_twice_and_trainable",
     "lone_numbers_from_step",
 )
+#: What cells of test_equivalence.py and other scenarios have, too.
+MORE_SCENARIOS = (
+    "custom_train_step",
+    "steps_per_execution",
+    "clipping",
+    "classification_metrics",
+    "more_uneven_batches",
+)
+ALL_SCENARIOS = (*SCENARIOS, *(pytest.param(s, marks=pytest.mark.slow) for s in MORE_SCENARIOS))
 #: Keras alone counts a step too many for every epoch of data of unknown length.
 WRONG_IN_KERAS = ("unknown_length",)
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory):
+def worlds(request, tmp_path_factory):
+    """Runs the scenarios of the tests that were selected."""
+    here = (item for item in request.session.items if item.module is request.module)
+    selected = {item.callspec.params.get("scenario") for item in here if hasattr(item, "callspec")}
+    names = [name for name in (*SCENARIOS, *MORE_SCENARIOS) if name in selected]
+
     def run(name, folder):
         where = ("mirrored", "2") if name == "two replicas" else ()
-        args = [*where, "--", *SCENARIOS, *WRONG_IN_KERAS]
+        args = [*where, "--", *names, *WRONG_IN_KERAS]
         return [report["results"] for report in reports_of(SCRIPT, name, args, folder, 900)]
 
     with side_by_side(run, tmp_path_factory) as reports:
@@ -86,13 +96,13 @@ def world(request, worlds):
     return worlds(request.param)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", ALL_SCENARIOS)
 def test_replicas_compute_what_one_device_computes(scenario, world, one_device):
     for results in world:
         _assert_same(one_device[scenario], results[scenario], scenario)
 
 
-@pytest.mark.parametrize("scenario", (*SCENARIOS, *WRONG_IN_KERAS))
+@pytest.mark.parametrize("scenario", (*ALL_SCENARIOS, *WRONG_IN_KERAS))
 def test_every_worker_reports_the_same_to_the_last_bit(scenario, world):
     for results in world:
         assert results[scenario] == world[0][scenario]

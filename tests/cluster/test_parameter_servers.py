@@ -13,9 +13,8 @@ from tests.support.harness import run_script
 SCRIPTS = Path(__file__).parent / "scripts"
 ROWS = 509
 
-#: Cells that differ from "sgd" or "adam" by an optimizer or a clip alone run with `-m slow`.
+#: Cells that differ from others by an optimizer or a clip alone run with `-m slow`.
 OFTEN = (
-    "sgd",
     "adamw",
     "nadam",
     "adafactor",
@@ -24,7 +23,6 @@ OFTEN = (
     "schedule",
     "constraint",
     "normalized",
-    "embedded",
     "clipped rows",
     "penalty of a table",
     "ragged",

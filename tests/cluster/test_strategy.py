@@ -38,6 +38,7 @@ def test_one_process_gets_the_default_strategy(tmp_path):
     assert "strategy default" in run.output
 
 
+@pytest.mark.slow  # test_servers.py and test_tables.py have clusters of such scripts
 def test_one_script_serves_every_role_of_a_parameter_server_cluster(tmp_path):
     source = """
         import tfdist

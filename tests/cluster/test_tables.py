@@ -39,7 +39,7 @@ def test_tables_on_two_servers_train_as_in_one_process_and_load_there(tmp_path):
 
 def test_plain_keras_trains_under_a_strategy_that_cuts_variables(tmp_path, clocks):
     clocks("supervisor.SERVER_SECONDS", 1)
-    results = _result("partitioned.py", 2, tmp_path)
+    results = _result("partitioned.py", 1, tmp_path)
     assert set(results) == {"min size", "fixed shards"}
     for name, parts in (("min size", [71, 70, 70]), ("fixed shards", [106, 105])):
         result = results[name]

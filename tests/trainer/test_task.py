@@ -231,6 +231,7 @@ def test_on_parameter_servers_with_an_evaluator_it_trains_and_every_checkpoint_i
         workers=2,
         launcher_args=["--ps", "1", "--evaluator"],
         args=["-m", "trainer.task", *arguments],
+        env={"PYTHONPATH": str(ROOT)},  # with pandas, unlike other clusters of these tests
         timeout=180,
         tmp_path=tmp_path,
     )

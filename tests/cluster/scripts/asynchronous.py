@@ -19,6 +19,9 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from report import report  # noqa: E402
 
+# The graphs run a few times each; optimising them takes longer.
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
 rng = np.random.default_rng(7)
 ROWS = 83
 X = rng.normal(size=(ROWS, 6)).astype("float32")
