@@ -5,7 +5,6 @@ What is reported of a layer is what it makes of five examples, so tables and con
 
 from __future__ import annotations
 
-
 import tfdist
 
 strategy = tfdist.strategy()
