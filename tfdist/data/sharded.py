@@ -124,16 +124,24 @@ class Sharded:
 
     def mapped(self, function: Callable[..., Any]) -> Sharded:
         """Returns the same data with `function` applied to the batches that a worker has."""
-        return Sharded(
-            self._source,
-            self._maps._replace(batch=(*self._maps.batch, function)),
-            batch_size=self.global_batch_size,
-            shuffle=self.shuffle,
-            seed=self.seed,
-            policy=self._wanted,
-            remainder=self.remainder,
-            buffer=self._buffer,
-        )
+        return self._with(maps=self._maps._replace(batch=(*self._maps.batch, function)))
+
+    def in_order(self) -> Sharded:
+        """Returns the same examples in the order of the source, none left out at the end."""
+        kept = "partial" if self.remainder == "drop" else self.remainder
+        return self._with(shuffle=False, remainder=kept)
+
+    def _with(self, **changes: Any) -> Sharded:
+        given = {
+            "maps": self._maps,
+            "batch_size": self.global_batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "policy": self._wanted,
+            "remainder": self.remainder,
+            "buffer": self._buffer,
+        }
+        return Sharded(self._source, **{**given, **changes})
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns what tells this data, and the order of it, from others; fit for JSON."""

@@ -16,6 +16,7 @@ from tfdist.data.parts import describe
 from tfdist.engine import arrays
 from tfdist.engine import seeds
 from tfdist.engine import sparse_rows
+from tfdist.engine.input_wait import Waiting
 from tfdist.engine.readers import Reader
 from tfdist.engine.readers import WholeReader
 from tfdist.engine.readers import reader_for
@@ -111,6 +112,11 @@ class Given:
     def spare(self) -> bool:
         """Whether Keras makes an iterator at the end of a pass that it never reads."""
         return bool(self.adapter.num_batches)
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """Time waited for the data, or None where that is not known."""
+        return self._reader.waiting
 
     @property
     def num_batches(self) -> int | None:

@@ -18,7 +18,9 @@ from typing import Any
 from keras.src.backend import config as keras_config
 
 from tfdist.data.sharded import Sharded
+from tfdist.engine import input_wait
 from tfdist.engine.given import Given
+from tfdist.engine.input_wait import InputWait
 from tfdist.engine.sources import Shards
 from tfdist.engine.sources import Source
 from tfdist.engine.sources import place_of
@@ -42,6 +44,8 @@ class Feed:
         spec: Structure of `tf.TypeSpec` of one replica's batch.
         policy: How the data is split over workers: "example", "file", "off" or "given" (a dataset
             that is already distributed).
+        input_wait: How long the loop waited for data in the last epoch, or None before its end and
+            where that is not known (devices that TensorFlow reads ahead for; fewer than 3 batches).
     """
 
     def __init__(
@@ -86,6 +90,8 @@ class Feed:
         self._open = False
         self._resumed = False
         self._length: int | None = None
+        self.input_wait: InputWait | None = None
+        self._has_warned = False
         # Passes begun, batches taken of the last of them, iterators made.
         self._passes = self._taken = self._iterators = 0
 
@@ -112,6 +118,7 @@ class Feed:
             done: Steps of this epoch that were done before a `restore`.
         """
         self._source.begin_epoch()
+        measured = input_wait.Epoch(self._source.waiting)
         try:
             # After a `restore`, the pass that was open goes on.
             goes_on = self._open and (self._resumed or self.steps is not None)
@@ -128,6 +135,7 @@ class Feed:
                     continue
                 count += 1
                 self._taken += 1
+                measured.has_batch()
                 yield batch
             self._length = count
             if self.steps is None and self._source.spare:
@@ -138,6 +146,10 @@ class Feed:
                 self._open = False
         finally:
             self._source.end_epoch()
+            self.input_wait = measured.result()
+            if self.input_wait is not None:
+                warn = not self._has_warned
+                self._has_warned |= input_wait.tell(self.input_wait, warn=warn)
 
     def restart(self) -> None:
         """Makes the next epoch begin at the start of the data."""

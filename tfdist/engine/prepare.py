@@ -6,6 +6,7 @@ from typing import Any
 
 from keras import tree
 
+from tfdist.engine import adapt
 from tfdist.engine import build
 from tfdist.engine import metrics
 from tfdist.engine import scope
@@ -18,6 +19,8 @@ _FIXES = {
     "validation_data": "pass validation_data on every worker or on none: validation is done by "
     "all workers together",
     "a BackupAndRestore": "pass tfdist.callbacks.BackupAndRestore on every worker or on none",
+    "adapted layers": "adapt them to all of the data on every worker, after tfdist.strategy(), or "
+    "load the same vocabulary everywhere",
     "steps_per_epoch": "pass the same steps_per_epoch on every worker",
 }
 
@@ -41,6 +44,9 @@ def prepare(
         {**(arguments or {}), **data_facts(feed), **_model_facts(model, to_train)},
         _FIXES,
     )
+    if to_train and peers.group is not None:
+        # No weights, so that making weights the same does not reach them.
+        peers.same("its preprocessing layers", {"adapted layers": adapt.facts(model)}, _FIXES)
     if to_train and feed.policy == "example":
         peers.note(
             "the seed of shuffles",

@@ -22,6 +22,7 @@ from tfdist.cluster import current
 from tfdist.data.parts import without_tuning
 from tfdist.engine import iterators
 from tfdist.engine.exchange import exchange
+from tfdist.engine.input_wait import Waiting
 from tfdist.engine.parcels import Packed
 from tfdist.engine.parcels import Parcels
 from tfdist.engine.replicas import is_composite
@@ -105,7 +106,13 @@ class Packing:
 
 
 class Reader(Protocol):
-    """What a feed needs of a reader."""
+    """What a feed needs of a reader.
+
+    Attributes:
+        waiting: Time waited for the data, without that for other workers; None if not known.
+    """
+
+    waiting: Waiting | None
 
     def start(self) -> None:
         """Begins at the start of the data."""
@@ -161,6 +168,8 @@ class LocalReader:
         batches: int | None,
         saves: bool = False,
     ):
+        self.waiting: Waiting | None = Waiting()
+        self._waiting = self.waiting
         self._saves = saves
         self._shuffles = 0
         self._shares = Shares(strategy)
@@ -221,7 +230,8 @@ class LocalReader:
     def _read(self) -> tuple[int, list[Any]]:
         """Returns the state of this worker's part, and the next batch of each local replica."""
         try:
-            parts = [next(self._iterator, None) for _ in range(self._replicas)]
+            with self._waiting:
+                parts = [next(self._iterator, None) for _ in range(self._replicas)]
         except tf.errors.InvalidArgumentError as error:
             if "FILE based sharding" not in str(error):
                 raise
@@ -246,6 +256,8 @@ class WholeReader:
     """
 
     def __init__(self, dataset: tf.data.Dataset, saves: bool = False):
+        self.waiting: Waiting | None = Waiting()
+        self._waiting = self.waiting
         self._saves = saves
         self._shuffles = 0
         packed = dataset.map(Parcels(dataset.element_spec).pack)
@@ -271,11 +283,12 @@ class WholeReader:
         # The one operation behind `next(iterator)`, which takes ten times as long in Python.
         iterator = self._iterator
         try:
-            tensors = gen_dataset_ops.iterator_get_next(
-                iterator._iterator_resource,
-                output_types=iterator._flat_output_types,
-                output_shapes=iterator._flat_output_shapes,
-            )
+            with self._waiting:
+                tensors = gen_dataset_ops.iterator_get_next(
+                    iterator._iterator_resource,
+                    output_types=iterator._flat_output_types,
+                    output_shapes=iterator._flat_output_shapes,
+                )
         except tf.errors.OutOfRangeError:
             return None
         return Packed(*(tensor.numpy() for tensor in tensors))
@@ -300,6 +313,7 @@ class DistributedReader:
     """
 
     def __init__(self, strategy: Any, distributed: Any):
+        self.waiting: Waiting | None = None  # Reading includes a collective.
         self._strategy = strategy
         self._shares = Shares(strategy)
         self._distributed = distributed

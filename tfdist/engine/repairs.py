@@ -67,6 +67,7 @@ def repairs() -> tuple[Repair, ...]:
     from keras.src.backend.common import KerasVariable
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+    from keras.src.layers.preprocessing.index_lookup import IndexLookup
     from keras.src.losses import loss as losses
     from keras.src.optimizers.base_optimizer import BaseOptimizer
     from keras.src.trainers.trainer import Trainer
@@ -76,6 +77,7 @@ def repairs() -> tuple[Repair, ...]:
     )
     from tensorflow.python.eager import context
 
+    from tfdist.engine import adapt
     from tfdist.engine import alone
     from tfdist.engine import build
     from tfdist.engine import files
@@ -362,6 +364,20 @@ def repairs() -> tuple[Repair, ...]:
             "compile",
             "leaves metrics and optimizers outside the scope of the model",
             compile_in_scope,
+        ),
+        *(
+            Repair(
+                layer,
+                "adapt",
+                "learns from this worker's data alone, and takes a worker's part for all of it",
+                adapt.make,
+            )
+            for layer in (
+                IndexLookup,
+                keras.layers.TextVectorization,
+                keras.layers.Normalization,
+                keras.layers.Discretization,
+            )
         ),
         Repair(keras.Model, "save", "every worker writes, in place", files.guarded),
         Repair(keras.Model, "save_weights", "every worker writes, in place", files.guarded),

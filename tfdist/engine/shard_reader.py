@@ -13,6 +13,7 @@ from tfdist.data.parts import cut
 from tfdist.data.streams import count
 from tfdist.engine import iterators
 from tfdist.engine.exchange import exchange
+from tfdist.engine.input_wait import Waiting
 from tfdist.engine.parcels import Parcels
 from tfdist.engine.readers import Batch
 from tfdist.engine.readers import Shares
@@ -32,9 +33,13 @@ class ShardReader:
         strategy: The strategy of the model; on parameter servers batches are whole, and packed.
         part: A part, as of `tfdist.data.Sharded.part`.
         place: Which part it is.
+
+    Attributes:
+        waiting: Time waited for the data, without that for other workers.
     """
 
     def __init__(self, strategy: Any, part: Any, place: Place):
+        self.waiting = Waiting()
         self._part = part
         self._worker = place.worker
         self._workers = place.workers
@@ -103,7 +108,10 @@ class ShardReader:
 
     def _read(self, is_there: bool = True) -> tuple[Any, tuple[int, int]]:
         """Returns this worker's part of the next batch, or None, and rows and digest of all."""
-        element = next(self._iterator, None) if is_there else None
+        element = None
+        if is_there:
+            with self.waiting:
+                element = next(self._iterator, None)
         if element is None or not self._part.is_tagged:
             return element, (0, 0)
         data, (rows, digest) = element

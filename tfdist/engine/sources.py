@@ -20,6 +20,7 @@ from tfdist.data.sharded import Sharded
 from tfdist.data.sharded import with_rows
 from tfdist.engine import seeds
 from tfdist.engine.exchange import exchange
+from tfdist.engine.input_wait import Waiting
 from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.replicas import is_several_workers
 from tfdist.engine.replicas import local_devices
@@ -40,6 +41,7 @@ class Source(Protocol):
         seed: What its orders are drawn from, or None.
         num_batches: Batches of a pass as far as Keras would know, or None.
         cardinality: Batches of the data: -1 if it never ends, None if that is not known.
+        waiting: Time waited for the data, or None where that is not known.
         spare: Whether Keras makes an iterator at the end of a pass that it never reads.
     """
 
@@ -56,6 +58,9 @@ class Source(Protocol):
 
     @property
     def cardinality(self) -> int | None: ...
+
+    @property
+    def waiting(self) -> Waiting | None: ...
 
     def sample(self) -> Callable[[], Any] | None:
         """Returns a function that reads one batch without losing it, or None where it would."""
@@ -153,6 +158,11 @@ class Shards:
         rows = self._part.rows(0)[0][0] if has_fixed_parts(self._part) else None
         self.spec = with_rows(self._part.spec, rows)
         self._reader = ShardReader(self._strategy, self._part, self.place)
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """Time waited for the data, or None where that is not known."""
+        return self._reader.waiting
 
     @property
     def num_batches(self) -> int | None:
