@@ -41,7 +41,6 @@ Adapt = Callable[..., None]
 _ROUNDING = 1e-5
 
 _calls = itertools.count(1)
-_unmet: list[weakref.ref[Any]] = []
 _seen: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
 
 
@@ -53,26 +52,17 @@ def make(original: Adapt) -> Adapt:
         if isinstance(data, Sharded):
             data = _inputs(self, data)
         group = _group()
-        if group is not None:
+        if group is None:
+            original(self, data, *args, **kwargs)
+        else:
             _together(group, self, functools.partial(original, self, data, *args, **kwargs))
-            return
-        original(self, data, *args, **kwargs)
-        if workers_here()[0] > 1:
-            _unmet.append(weakref.ref(self))  # Compared by the first `fit`.
 
     return adapt
 
 
 def facts(model: Any) -> list[str]:
-    """Returns what the layers of `model` have learned by `adapt` or were given in its place.
-
-    Layers that were adapted before the workers met are among them, also where `model` does not
-    hold them: the data may.
-    """
-    layers = [layer for layer in model._flatten_layers() if _is_adapted(layer)]
-    met = {id(layer) for layer in layers}
-    early = [layer for each in _unmet if (layer := each()) is not None and id(layer) not in met]
-    return [_described(layer) for layer in [*layers, *early]]
+    """Returns what the layers of `model` have learned by `adapt`, or were given in its place."""
+    return [_described(layer) for layer in model._flatten_layers() if _is_adapted(layer)]
 
 
 def _group() -> Group | None:
@@ -126,7 +116,7 @@ def _together(group: Group, layer: Any, adapt: Callable[[], None]) -> None:
         f"the same result of {what} on every worker",
         f"other data on some: {sizes}",
         "give adapt all of the data on every worker, not this worker's part, or what "
-        "tfdist.data.shard has returned",
+        "tfdist.data.shard has returned; seed what is drawn at random",
     )
 
 
