@@ -76,9 +76,22 @@ def _inputs(layer: Any, data: Sharded) -> Iterator[Any]:
     is_lookup = isinstance(layer, IndexLookup)
     for batch in data.in_order().whole().iterator(0):
         inputs = batch[0] if type(batch) is tuple else batch
+        if isinstance(inputs, (dict, list, tuple)):
+            raise ConfigError(
+                f"inputs of one tensor for {layer.name!r} to adapt to",
+                f"a {type(inputs).__name__} of several",
+                'choose one: layer.adapt(data.mapped(lambda x, y: x["name"]))',
+            )
+        is_vector = tf.is_tensor(inputs) and inputs.shape.rank == 1
+        if is_vector and isinstance(layer, keras.layers.Normalization) and layer.axis:
+            # The places in a batch would be taken for features.
+            raise ConfigError(
+                f"examples with an axis {layer.axis[0]} for {layer.name!r} to adapt to",
+                "single numbers",
+                "Normalization(axis=None), or examples of the shape [1]",
+            )
         # A vector would be taken for one document.
-        alone = is_lookup and tf.is_tensor(inputs) and inputs.shape.rank == 1
-        yield tf.expand_dims(inputs, -1) if alone else inputs
+        yield tf.expand_dims(inputs, -1) if is_lookup and is_vector else inputs
 
 
 def _together(group: Group, layer: Any, adapt: Callable[[], None]) -> None:
