@@ -47,6 +47,24 @@ def test_examples_that_are_single_words_are_documents_of_one_word():
     assert np.array_equal(layer.idf_weights.numpy(), whole.idf_weights.numpy())
 
 
+def test_one_of_several_inputs_is_asked_for_and_can_be_chosen():
+    data = tfdist.data.shard(({"a": X, "b": 2 * X}, X), global_batch_size=4)
+    layer = keras.layers.Normalization()
+    with pytest.raises(tfdist.errors.ConfigError, match="a dict of several"):
+        layer.adapt(data)
+    layer.adapt(data.mapped(lambda x, y: x["b"]))
+    assert float(np.squeeze(layer.mean)) == pytest.approx(12.0)
+
+
+def test_single_numbers_are_not_taken_for_features():
+    data = tfdist.data.shard(X[:, 0], global_batch_size=11)
+    with pytest.raises(tfdist.errors.ConfigError, match="axis=None"):
+        keras.layers.Normalization().adapt(data)
+    layer = keras.layers.Normalization(axis=None)
+    layer.adapt(data)
+    assert float(np.squeeze(layer.mean)) == pytest.approx(6.0)
+
+
 def test_an_adapted_layer_maps_data_as_it_maps_a_batch():
     layer = keras.layers.Discretization(num_bins=3)
     data = tfdist.data.shard(X, global_batch_size=4, remainder="partial")

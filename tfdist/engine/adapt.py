@@ -41,7 +41,6 @@ Adapt = Callable[..., None]
 _ROUNDING = 1e-5
 
 _calls = itertools.count(1)
-_unmet: list[weakref.ref[Any]] = []
 _seen: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
 
 
@@ -53,26 +52,17 @@ def make(original: Adapt) -> Adapt:
         if isinstance(data, Sharded):
             data = _inputs(self, data)
         group = _group()
-        if group is not None:
+        if group is None:
+            original(self, data, *args, **kwargs)
+        else:
             _together(group, self, functools.partial(original, self, data, *args, **kwargs))
-            return
-        original(self, data, *args, **kwargs)
-        if workers_here()[0] > 1:
-            _unmet.append(weakref.ref(self))  # Compared by the first `fit`.
 
     return adapt
 
 
 def facts(model: Any) -> list[str]:
-    """Returns what the layers of `model` have learned by `adapt` or were given in its place.
-
-    Layers that were adapted before the workers met are among them, also where `model` does not
-    hold them: the data may.
-    """
-    layers = [layer for layer in model._flatten_layers() if _is_adapted(layer)]
-    met = {id(layer) for layer in layers}
-    early = [layer for each in _unmet if (layer := each()) is not None and id(layer) not in met]
-    return [_described(layer) for layer in [*layers, *early]]
+    """Returns what the layers of `model` have learned by `adapt`, or were given in its place."""
+    return [_described(layer) for layer in model._flatten_layers() if _is_adapted(layer)]
 
 
 def _group() -> Group | None:
@@ -86,9 +76,22 @@ def _inputs(layer: Any, data: Sharded) -> Iterator[Any]:
     is_lookup = isinstance(layer, IndexLookup)
     for batch in data.in_order().whole().iterator(0):
         inputs = batch[0] if type(batch) is tuple else batch
+        if isinstance(inputs, (dict, list, tuple)):
+            raise ConfigError(
+                f"inputs of one tensor for {layer.name!r} to adapt to",
+                f"a {type(inputs).__name__} of several",
+                'choose one: layer.adapt(data.mapped(lambda x, y: x["name"]))',
+            )
+        is_vector = tf.is_tensor(inputs) and inputs.shape.rank == 1
+        if is_vector and isinstance(layer, keras.layers.Normalization) and layer.axis:
+            # The places in a batch would be taken for features.
+            raise ConfigError(
+                f"examples with an axis {layer.axis[0]} for {layer.name!r} to adapt to",
+                "single numbers",
+                "Normalization(axis=None), or examples of the shape [1]",
+            )
         # A vector would be taken for one document.
-        alone = is_lookup and tf.is_tensor(inputs) and inputs.shape.rank == 1
-        yield tf.expand_dims(inputs, -1) if alone else inputs
+        yield tf.expand_dims(inputs, -1) if is_lookup and is_vector else inputs
 
 
 def _together(group: Group, layer: Any, adapt: Callable[[], None]) -> None:
@@ -126,7 +129,7 @@ def _together(group: Group, layer: Any, adapt: Callable[[], None]) -> None:
         f"the same result of {what} on every worker",
         f"other data on some: {sizes}",
         "give adapt all of the data on every worker, not this worker's part, or what "
-        "tfdist.data.shard has returned",
+        "tfdist.data.shard has returned; seed what is drawn at random",
     )
 
 

@@ -19,8 +19,8 @@ _FIXES = {
     "validation_data": "pass validation_data on every worker or on none: validation is done by "
     "all workers together",
     "a BackupAndRestore": "pass tfdist.callbacks.BackupAndRestore on every worker or on none",
-    "adapted layers": "adapt them to all of the data on every worker, after tfdist.strategy(), or "
-    "load the same vocabulary everywhere",
+    "adapted layers": "adapt them to the same data on every worker, or load the same vocabulary "
+    "everywhere",
     "steps_per_epoch": "pass the same steps_per_epoch on every worker",
 }
 

@@ -98,6 +98,16 @@ if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         refused["nothing to read"] = str(error)
     except tfdist.errors.ConfigError as error:
         refused["nothing to read"] = str(error)
+    with strategy.scope():
+        inputs = keras.Input((1,), dtype="string")
+        own = keras.layers.StringLookup(vocabulary=["b", "a"] if RANK else ["a", "b"])
+        numbers = keras.layers.Lambda(lambda x: tf.cast(x, tf.float32), output_shape=(1,))
+        model = keras.Model(inputs, keras.layers.Dense(1)(numbers(own(inputs))))
+        model.compile("sgd", "mse")
+    try:
+        model.fit(tf.constant([["a"], ["b"]]), np.ones((2, 1)), batch_size=2, verbose=0)
+    except tfdist.errors.DisagreementError as error:
+        refused["a vocabulary of its own"] = str(error)
     rounded = keras.layers.Normalization()
     rounded.adapt(NUMBERS + np.float32(1e-6 * RANK))
     found["rounded"] = [float(each) for each in np.ravel(rounded.mean)]
