@@ -22,6 +22,7 @@ from tfdist.errors import ConfigError
 from tfdist.errors import StaleWriterError
 from tfdist.errors import StoreError
 from tfdist.errors import UnsupportedError
+from tfdist.state import preemption
 from tfdist.state.commit import Snapshot
 from tfdist.state.store import Store
 from tfdist.state.writer import AsyncWriter
@@ -95,6 +96,7 @@ class BackupAndRestore(Watcher):
         Store(self.directory, keep=keep)  # Says what is wrong with `keep` here and now.
         self._store: Store | None = None
         self._writer: AsyncWriter | None = None
+        self._preemption: preemption.Preemption | None = None
         self._ended = 0  # Calls of `fit` that this callback has seen the end of.
         if not activate.is_active():
             activate.activate()
@@ -123,6 +125,8 @@ class BackupAndRestore(Watcher):
     def open(self, training: Training) -> None:
         """Reads the newest commit, on the chief; all workers go on from it."""
         _refuse_several(training)
+        self._preemption = preemption.Preemption(training.peers.group, training.peers.name)
+        self._preemption.open()
         found, is_over = None, False
         if training.is_chief:
             self._store = Store(self._place(), keep=self.keep)
@@ -138,24 +142,32 @@ class BackupAndRestore(Watcher):
                 training.start,
             )
             self._ended += 1
+            self._give_signal_back(pass_on=True)
         elif self.save_every != "epoch" and not training.has_position:
             log.warning("workers read the data for themselves: commits are made between epochs")
         self._schedule.begin(training.start)
 
     def is_due(self, training: Training) -> bool:
         """Returns whether a commit is due at this boundary, or at the next one that is whole."""
+        if training.peers.group is None and self._is_preempted:
+            return True
         due = self._schedule.is_due(training.step, training.is_between_epochs)
         if self._schedule.seconds is None:
             return due
         return training.any_of(due and training.is_chief)
 
     def at_boundary(self, training: Training) -> None:
-        """Commits, if that is due."""
-        if self.is_due(training) and training.can_capture and not training.is_at_last_batch:
+        """Commits, if that is due; ends the process if it is preempted."""
+        assert self._preemption is not None
+        if self._preemption.stops_here():
+            if training.can_capture:
+                self._end_early(training)
+        elif self.is_due(training) and training.can_capture and not training.is_at_last_batch:
             self.commit(training)
 
     def close(self, training: Training) -> None:
         """Keeps the last position, and removes the commits unless they are to be kept."""
+        is_preempted = training.peers.any("whether it is preempted", self._is_preempted)
         found = training.capture()
         if self._store is not None:
             assert self._writer is not None and found is not None
@@ -163,7 +175,11 @@ class BackupAndRestore(Watcher):
             store, snapshot = self._store, Snapshot(found.step, found.facts, found.arrays)
             self._told(lambda: self._finish(store, snapshot, training.epochs))
         self._store = self._writer = None
+        if is_preempted:
+            # What the program has left to do is done by the next start, which trains nothing.
+            self._end(training, training.step)
         self._ended += 1
+        self._give_signal_back(pass_on=True)
 
     def abandon(self) -> None:
         """Completes what is being written."""
@@ -171,6 +187,29 @@ class BackupAndRestore(Watcher):
             with contextlib.suppress(Exception):
                 self._writer.close()
         self._store = self._writer = None
+        self._give_signal_back()
+
+    @property
+    def _is_preempted(self) -> bool:
+        return self._preemption is not None and bool(
+            self._preemption.is_signalled or self._preemption.sources
+        )
+
+    def _end_early(self, training: Training) -> None:
+        """Commits at once and ends the process; all workers are at the same boundary."""
+        self.commit(training, wait=True)
+        last = None if self._writer is None else self._writer.last
+        self._end(training, None if last is None else last.step)
+
+    def _end(self, training: Training, saved: int | None) -> None:
+        saved, place = training.peers.of_chief("what is saved", [saved, self._place()])
+        assert self._preemption is not None
+        preemption.end(self._preemption.sources, training.step, saved, place)
+
+    def _give_signal_back(self, *, pass_on: bool = False) -> None:
+        if self._preemption is not None:
+            self._preemption.close(pass_on=pass_on)
+        self._preemption = None
 
     def commit(self, training: Training, *, wait: bool = False) -> None:
         """Commits now.
