@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfdist._version import __version__
 from tfdist.engine import plain
 from tfdist.engine import prepare
 from tfdist.engine.inventory import Entry
+from tfdist.engine.peers import Peers
+from tfdist.engine.replicas import strategy_name
 from tfdist.engine.scope import optimizers_of
 from tfdist.errors import ConfigError
 
@@ -40,6 +44,21 @@ def data_facts(feed: Any) -> dict[str, Any]:
         return {"steps_per_epoch": feed.steps}
     found: dict[str, Any] = json.loads(json.dumps(prepare.data_facts(feed), default=str))
     return found
+
+
+def topology(model: Any, peers: Peers) -> dict[str, Any]:
+    """Returns where a model is trained."""
+    strategy = model.distribute_strategy
+    return {
+        "strategy": strategy_name(strategy),
+        "workers": peers.group.size if peers.group is not None else 1,
+        "replicas": int(strategy.num_replicas_in_sync),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of what numbers depend on."""
+    return {"tfdist": __version__, "keras": keras.__version__, "tensorflow": tf.__version__}
 
 
 def check(

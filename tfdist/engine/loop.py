@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist.engine import callbacks as callback_rules
 from tfdist.engine import prepare
@@ -21,6 +22,7 @@ from tfdist.engine.accumulation import Accumulation
 from tfdist.engine.arguments import FitArguments
 from tfdist.engine.inputs import Feed
 from tfdist.engine.inputs import executions
+from tfdist.engine.kinds import Kinds
 from tfdist.engine.logs import results
 from tfdist.engine.peers import Peers
 from tfdist.engine.readers import Batch
@@ -76,6 +78,8 @@ def fit(model: Any, asked: FitArguments) -> Any:
             )
             model.stop_training = False
             model.make_train_function()
+            if is_watched and isinstance(model.train_function, StepFunction):
+                model.train_function.traces_alike = _has_fixed_inner_shapes(feed.spec)
             with Training(model, feed, peers, calls, asked.epochs) as training:
                 return _fit(training, calls, validate if held_out is not None else None, asked)
 
@@ -117,7 +121,7 @@ def _fit(
         accumulation.part()
         batches = training.batches()
         for _, execution in executions(batches, model.steps_per_execution):
-            counted = _Counted(execution, alone)
+            counted = _Counted(execution, alone, training.kinds)
             calls.on_train_batch_begin(training.batch)
             logs = model.train_function(counted)
             training.advance(counted.count, logs)
@@ -232,11 +236,13 @@ class _Counted:
         inner: Iterator over what a feed yields.
         strategy: The default strategy, under which a step is Keras's own and takes plain data;
             else None.
+        kinds: Where the shapes of its batches are noted.
     """
 
-    def __init__(self, inner: Any, strategy: Any):
+    def __init__(self, inner: Any, strategy: Any, kinds: Kinds | None = None):
         self._inner = inner
         self._strategy = strategy
+        self._kinds = kinds
         self.count = 0
 
     def __iter__(self) -> _Counted:
@@ -246,8 +252,16 @@ class _Counted:
         value = next(self._inner)
         self.count += 1
         if self._strategy is not None and isinstance(value, Batch):
-            return value.unpacked(self._strategy)
+            value = value.unpacked(self._strategy)
+            if self._kinds is not None:
+                self._kinds.note(value)
         return value
+
+
+def _has_fixed_inner_shapes(spec: Any) -> bool:
+    """Whether batches differ in the number of examples only, so that there are few sizes."""
+    shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(spec)]
+    return all(s is not None and s.rank and s[1:].is_fully_defined() for s in shapes)
 
 
 def _set_metrics(function: Any, known: bool) -> None:

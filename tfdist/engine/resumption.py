@@ -32,16 +32,13 @@ class Resumption:
         peers: The other workers.
         facts: Facts of a position, the same on every worker.
         arrays: Its arrays, on the chief.
-        topology: Where this process runs; see `Training.topology`.
 
     Attributes:
         facts: As given.
         mine: What this worker told when the position was taken; the chief's on another topology.
     """
 
-    def __init__(
-        self, model: Any, peers: Peers, facts: dict[str, Any], arrays: Any, topology: dict[str, Any]
-    ):
+    def __init__(self, model: Any, peers: Peers, facts: dict[str, Any], arrays: Any):
         self.facts = facts
         self._model = model
         self._peers = peers
@@ -49,6 +46,7 @@ class Resumption:
         self._other: set[str] = set()
         self._small: dict[str, np.ndarray] = {}
         keys = ("workers", "replicas")
+        topology = differences.topology(model, peers)
         self._is_same = all(facts["topology"][key] == topology[key] for key in keys)
         rank = facts["chief"]
         if peers.group is not None and self._is_same:

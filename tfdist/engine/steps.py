@@ -74,6 +74,8 @@ class StepFunction:
     Attributes:
         knows_metrics: Whether logs of metrics are to be over all replicas of all workers at every
             step. On several workers this is a message a step; else they are this process's.
+        traces_alike: Whether each size of a batch has a graph of its own, whatever came first: a
+            process that goes on with a last, smaller batch then has the same numbers to the bit.
     """
 
     def __init__(self, model: Any, step: Callable[[Any], Any]):
@@ -81,6 +83,7 @@ class StepFunction:
         self._step = step
         self._strategy = model.distribute_strategy
         self.knows_metrics = False
+        self.traces_alike = False
         self._weight: Any = 1.0
         self._even: Any = None
         self._compiled = compiled(model)
@@ -129,7 +132,9 @@ class StepFunction:
             # One function with the kind as an argument would have to look at it in every step.
             function: Any = functools.partial(self._run, variant)
             if not self._model.run_eagerly:
-                function = quiet(tf.function(function, autograph=False, reduce_retracing=True))
+                function = quiet(
+                    tf.function(function, autograph=False, reduce_retracing=not self.traces_alike)
+                )
             self._functions[variant] = function
         function = self._functions[variant]
         flat = tf.nest.flatten((data, share), expand_composites=True)

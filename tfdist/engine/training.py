@@ -24,11 +24,8 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
-from tfdist._version import __version__
 from tfdist.engine import accumulation
 from tfdist.engine import callback_states
 from tfdist.engine import differences
@@ -36,13 +33,14 @@ from tfdist.engine import own_state
 from tfdist.engine import plain
 from tfdist.engine import position
 from tfdist.engine.inventory import inventory
+from tfdist.engine.kinds import Kinds
 from tfdist.engine.peers import Peers
 from tfdist.engine.position import Position
 from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.replicas import is_synchronous
-from tfdist.engine.replicas import strategy_name
 from tfdist.engine.resumption import Resumption
 from tfdist.engine.watcher import Watcher
+from tfdist.engine.watcher import has_watchers
 from tfdist.errors import ConfigError
 
 log = logging.getLogger("absl")
@@ -86,6 +84,8 @@ class Training:
         self.epoch_logs: Any = None
         self.is_over = False
         self.loop_state: Any = None
+        #: Shapes of batches, where the step is Keras's own.
+        self.kinds = Kinds() if has_watchers(calls) else None
         self._calls = calls
         self._watchers = [each for each in calls.callbacks if isinstance(each, Watcher)]
         self._states = callback_states.CallbackStates(calls.callbacks)
@@ -146,9 +146,11 @@ class Training:
         if found is None:
             return start
         accumulation.begin()  # All replicas get the same sums, whatever was broken off here.
+        facts = found.facts
+        if self.kinds is not None:
+            self.kinds.repeat(facts["kinds"], self.feed.spec, self.model)
         found.put_variables()
         found.put_history(self._calls)
-        facts = found.facts
         self.epoch, self.batch, self.step = facts["epoch"], facts["batch"], facts["step"]
         self.logs = plain.decode(found.mine["logs"])
         self.epoch_logs = plain.decode(facts["epoch_logs"])
@@ -324,6 +326,7 @@ class Training:
             "epochs": self.epochs,
             "entries": records,
             "workers": workers,
+            "kinds": self.kinds.shapes if self.kinds is not None else [],
             "chief": self.peers.group.chief_rank if self.peers.group is not None else 0,
             "history": told,
             "epoch_logs": plain.encode(self.epoch_logs),
@@ -333,8 +336,8 @@ class Training:
             },
             "optimizer": self._optimizer,
             "data": self._data,
-            "topology": self.topology,
-            "versions": _versions(),
+            "topology": differences.topology(self.model, self.peers),
+            "versions": differences.versions(),
         }
         arrays.update(more)
         if not is_asynchronous(self.model.distribute_strategy):
@@ -365,27 +368,16 @@ class Training:
         if self.is_over:
             facts = {**facts, "optimizer": self._optimizer, "data": self._data, "batch": 0}
         arrays = found.arrays if found is not None else {}
-        resumption = Resumption(self.model, self.peers, facts, arrays, self.topology)
+        resumption = Resumption(self.model, self.peers, facts, arrays)
         spec = getattr(self.feed, "spec", None)
         resumption.check(self._optimizer, self._data, spec, override)
         self._found = resumption
-        if facts["versions"] != _versions():
+        if facts["versions"] != differences.versions():
             log.warning(
                 "training goes on with %s; it began with %s: numbers may differ in the last digits",
-                _versions(),
+                differences.versions(),
                 facts["versions"],
             )
-
-    @property
-    def topology(self) -> dict[str, Any]:
-        """Where it runs."""
-        strategy = self.model.distribute_strategy
-        group = self.peers.group
-        return {
-            "strategy": strategy_name(strategy),
-            "workers": group.size if group is not None else 1,
-            "replicas": int(strategy.num_replicas_in_sync),
-        }
 
 
 def _copies(arrays: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -394,7 +386,3 @@ def _copies(arrays: dict[str, Any]) -> dict[str, np.ndarray]:
 
 def _nothing() -> Generator[Any, None, None]:
     yield from ()
-
-
-def _versions() -> dict[str, str]:
-    return {"tfdist": __version__, "keras": keras.__version__, "tensorflow": tf.__version__}
