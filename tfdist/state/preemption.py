@@ -6,7 +6,7 @@
         ...
         if preemption.stops_here():         # at every boundary, on every task
             commit()
-            end(preemption.sources, step, saved, directory)
+            end(preemption.sources, Preempted(step, saved, directory))
     preemption.close()
 
 How the tasks agree, when one or several of them got the signal:
@@ -15,7 +15,7 @@ How the tasks agree, when one or several of them got the signal:
 |---|---|
 | a task that got it | says so, at its next boundary |
 | the chief, at its next boundary | asks all where they are, and waits |
-| each task | answers at once, from the thread that listens, with the number of its last boundary; it does not leave its next one before it knows more |
+| each task | answers from the thread that listens: its last boundary; waits at its next one |
 | the chief | names the first boundary that nobody has passed |
 
 Nobody waits for a step, so nothing is held up, and no step costs anything before a signal comes.
@@ -35,6 +35,7 @@ from typing import NoReturn
 
 from tfdist.cluster import current
 from tfdist.cluster.group import Group
+from tfdist.cluster.notice import Preempted
 from tfdist.errors import EXIT_PREEMPTED
 
 log = logging.getLogger("absl")
@@ -187,31 +188,23 @@ class Preemption:
             os.kill(os.getpid(), number)
 
 
-def end(sources: Sequence[str], step: int, saved: int | None, directory: str) -> NoReturn:
+def end(sources: Sequence[str], told: Preempted) -> NoReturn:
     """Ends this process in order, with the exit code that means: start again.
 
     All tasks that train call it together, when all is written.
 
     Args:
         sources: The tasks that got the signal, as far as they are known.
-        step: Steps that are done.
-        saved: Steps that are in the newest commit, None where there is none.
-        directory: Where it is.
+        told: Where training has ended.
 
     Raises:
         SystemExit: In any case; the program may clean up.
     """
-    if saved == step:
-        what = f"the state after {step} steps is saved in {directory}"
-    elif saved is None:
-        what = f"the state after {step} steps could not be saved in {directory}"
-    else:
-        what = f"{directory} holds the state after {saved} steps, not that after {step}"
     who = f" (SIGTERM to {', '.join(sources)})" if sources else ""
     log.warning(
-        "preempted%s: %s. Ending with exit code %d: started again, it goes on from there",
+        "%s%s. Ending with exit code %d: started again, it goes on from there",
+        told,
         who,
-        what,
         EXIT_PREEMPTED,
     )
     group = current.group()

@@ -3,7 +3,8 @@
     train.py DIRECTORY [--kill INCARNATION:TASK:WHEN ...] [--data KIND] [--reference] ...
 
 TASK is a worker's number or "all", WHEN a number of batches or "commit" (as soon as the chief
-writes one). With --signal 15 it gets SIGTERM instead, with --launcher the launcher does. With --reference, the same training follows undisturbed in the process that ends.
+writes one). With --signal 15 it gets SIGTERM instead, with --launcher the launcher does. With
+--reference, the same training follows undisturbed in the process that ends.
 """
 
 from __future__ import annotations
