@@ -226,8 +226,6 @@ class BackupAndRestore(Watcher):
         if self._record is not None:
             self._record.stop("preempted")
             self._record = None
-        if training.is_chief:
-            notice.report_preemption(os.environ, told)
         assert self._preemption is not None
         preemption.end(self._preemption.sources, told)
 

@@ -36,6 +36,7 @@ from typing import NoReturn
 from tfdist.cluster import current
 from tfdist.cluster.group import Group
 from tfdist.cluster.notice import Preempted
+from tfdist.cluster.notice import report_preemption
 from tfdist.errors import EXIT_PREEMPTED
 
 log = logging.getLogger("absl")
@@ -208,6 +209,8 @@ def end(sources: Sequence[str], told: Preempted) -> NoReturn:
         EXIT_PREEMPTED,
     )
     group = current.group()
+    if group is None or group.cluster.is_chief:
+        report_preemption(os.environ, told)
     if group is not None:
         group.leave()  # In order: for the others this is no failure.
     raise SystemExit(EXIT_PREEMPTED)
