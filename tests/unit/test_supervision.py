@@ -14,6 +14,7 @@ from tfdist.cluster.notice import Notices
 from tfdist.cluster.notice import Preempted
 from tfdist.launch.restarts import STALLED_STARTS
 from tfdist.launch.restarts import Restarts
+from tfdist.launch.restarts import starts_in_vain
 
 COMMITS = """
 import os, sys, time
@@ -83,6 +84,18 @@ def test_the_same_newest_commit_so_many_times_is_no_progress():
     assert restarts.is_stalled and restarts.newest == "step 7 in /a"
     restarts.note_end({"/a": 7, "/b": 0})  # Another training of the same program has begun.
     assert not restarts.is_stalled
+
+
+def test_starts_in_vain_are_counted_from_the_record_of_a_run():
+    vain = {"ended": "without a word", "resumed_step": 40}
+    good = {"ended": "preempted", "resumed_step": 20, "saved_step": 40}
+    assert starts_in_vain(None) == 0
+    assert starts_in_vain({"incarnations": [good]}) == 0
+    assert starts_in_vain({"incarnations": [vain, good, vain, vain]}) == 2
+    assert starts_in_vain({"incarnations": [{"resumed_step": 20}, vain]}) == 1
+    # Heartbeats without a commit are lost with the process.
+    assert starts_in_vain({"incarnations": [vain, {**vain, "last_step": 55}]}) == 2
+    assert starts_in_vain({"incarnations": [vain, {"ended": "finished", "resumed_step": 40}]}) == 0
 
 
 def test_notices_of_commits_survive_a_writer_that_was_killed():

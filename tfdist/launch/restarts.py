@@ -9,6 +9,7 @@ again. Nothing is concluded about a program that commits nothing ever.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 #: So many starts in a row that end with the same newest commit are no accident.
 STALLED_STARTS = 5
@@ -67,3 +68,21 @@ class Restarts:
     def newest(self) -> str:
         """The newest commits, in words; "" where none was told of."""
         return ", ".join(f"step {step} in {place}" for place, step in self._committed.items())
+
+
+def starts_in_vain(record: Mapping[str, Any] | None) -> int:
+    """Returns how many starts in a row, up to the last, have begun at one step and saved nothing.
+
+    For who is started again by others (Vertex AI, Kubernetes), and keeps no count of its own.
+
+    Args:
+        record: What `tfdist.state.provenance.Provenance.read` returns.
+    """
+    count, step = 0, None
+    for entry in reversed(record["incarnations"] if record else []):
+        begun = entry.get("resumed_step", 0)
+        is_progress = entry.get("saved_step", begun) > begun or entry.get("ended") == "finished"
+        if is_progress or (step is not None and begun != step):
+            break
+        count, step = count + 1, begun
+    return count
