@@ -111,6 +111,8 @@ class OutputConfig(Section):
         checkpoint: Which epochs' models stay: the last one, the one of the lowest validation
             loss, all, or none.
         tensorboard: Whether to write TensorBoard events.
+        backup: How often all is saved to `backup` in the checkpoint directory, from where the same
+            command goes on after an interruption: "epoch", steps, or seconds as "60s"; "none".
     """
 
     directory: str | None = None
@@ -119,6 +121,7 @@ class OutputConfig(Section):
     log_dir: str | None = None
     checkpoint: Literal["last", "best", "all", "none"] = "last"
     tensorboard: bool = True
+    backup: Count | str = "epoch"
 
 
 class Config(Section):

@@ -8,7 +8,9 @@ to the log directory. An evaluator evaluates every checkpoint of the others inst
 is the first that is given of: its flag; AIP_MODEL_DIR, AIP_CHECKPOINT_DIR or
 AIP_TENSORBOARD_LOG_DIR; the config; runs/<experiment>/...
 
-Exit codes: 0 done; 2 a mistake in flags, config or cluster; 1 the training failed.
+Interrupted and started again, it goes on where it was. Exit codes: 0 done; 2 a mistake in flags,
+config or cluster, or no progress in several starts; 1 the training failed; 143 preempted, all is
+saved: start it again.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from tfdist.errors import EXIT_USAGE
 from tfdist.errors import ConfigError
 from tfdist.errors import TfdistError
 from tfdist.errors import UnsupportedError
+from tfdist.launch.restarts import STALLED_STARTS
+from tfdist.launch.restarts import starts_in_vain
 from trainer import experiments
 from trainer.config import Config
 from trainer.config import load
@@ -159,7 +163,10 @@ def train(config: Config, places: Directories, is_chief: bool) -> dict[str, floa
 def _callbacks(config: Config, places: Directories) -> list[Any]:
     import keras
 
-    callbacks = [keras.callbacks.CSVLogger(os.path.join(places.log, "history.csv"))]
+    callbacks: list[Any] = [keras.callbacks.CSVLogger(os.path.join(places.log, "history.csv"))]
+    if config.output.backup != "none" and not tfdist.detect().is_evaluator:
+        backup = _backup_directory(places)
+        callbacks.append(tfdist.callbacks.BackupAndRestore(backup, save_every=config.output.backup))
     if config.output.tensorboard:
         callbacks.append(keras.callbacks.TensorBoard(places.log, write_graph=False))
     keep = config.output.checkpoint
@@ -173,6 +180,27 @@ def _callbacks(config: Config, places: Directories) -> list[Any]:
             )
         )
     return callbacks
+
+
+def _backup_directory(places: Directories) -> str:
+    return os.path.join(places.checkpoint, "backup")
+
+
+def _check_progress(places: Directories) -> None:
+    """Refuses to start once more what has ended at the same step again and again."""
+    from tfdist.state.provenance import Provenance
+
+    backup = _backup_directory(places)
+    try:
+        starts = starts_in_vain(Provenance.read(backup))
+    except (OSError, ValueError):
+        return  # Whoever writes it next says what is wrong.
+    if starts >= STALLED_STARTS:
+        raise ConfigError(
+            "progress between the starts of this run",
+            f"{starts} starts in a row that saved nothing, see run.json in {backup}",
+            "look at how they ended; remove run.json to try again",
+        )
 
 
 def _write(path: str, text: str) -> None:
@@ -203,6 +231,8 @@ def _run() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     given = {"model-dir": _MODEL_DIR, "checkpoint-dir": _CHECKPOINT_DIR, "log-dir": _LOG_DIR}
     places = directories(config, {name: flag.value for name, flag in given.items()}, os.environ)
+    if cluster.is_chief and config.output.backup != "none":
+        _check_progress(places)
     train(config, places, cluster.is_chief)
 
 

@@ -83,7 +83,11 @@ def test_a_run_leaves_nothing_else_behind(single):
     folder, _ = single
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     events = {path for path in found if "events.out.tfevents" in path}
-    assert found - events == {
+    # What a restart goes on from: the last state, once.
+    backup = {path for path in found if path.startswith("checkpoints/backup/")}
+    assert {"checkpoints/backup/run.json", "checkpoints/backup/finished.json"} <= backup
+    assert sum(path.endswith("manifest.json") for path in backup) == 1
+    assert found - events - backup == {
         "model/model.keras",
         "model/metrics.json",
         "checkpoints/last.keras",

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
 
 from tfdist.callbacks.schedule import Schedule
 from tfdist.cluster import current
+from tfdist.cluster import notice
+from tfdist.cluster import words
 from tfdist.engine import activate
 from tfdist.engine import differences
 from tfdist.engine import training as trainings
+from tfdist.engine.description import describe
 from tfdist.engine.position import Position
 from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.training import Training
@@ -22,7 +26,10 @@ from tfdist.errors import ConfigError
 from tfdist.errors import StaleWriterError
 from tfdist.errors import StoreError
 from tfdist.errors import UnsupportedError
+from tfdist.state import preemption
+from tfdist.state.commit import Commit
 from tfdist.state.commit import Snapshot
+from tfdist.state.provenance import Provenance
 from tfdist.state.store import Store
 from tfdist.state.writer import AsyncWriter
 
@@ -95,6 +102,8 @@ class BackupAndRestore(Watcher):
         Store(self.directory, keep=keep)  # Says what is wrong with `keep` here and now.
         self._store: Store | None = None
         self._writer: AsyncWriter | None = None
+        self._preemption: preemption.Preemption | None = None
+        self._record: Provenance | None = None
         self._ended = 0  # Calls of `fit` that this callback has seen the end of.
         if not activate.is_active():
             activate.activate()
@@ -123,13 +132,17 @@ class BackupAndRestore(Watcher):
     def open(self, training: Training) -> None:
         """Reads the newest commit, on the chief; all workers go on from it."""
         _refuse_several(training)
+        self._preemption = preemption.Preemption(training.peers.group, training.peers.name)
+        self._preemption.open()
         found, is_over = None, False
         if training.is_chief:
             self._store = Store(self._place(), keep=self.keep)
             self._store.acquire()
             found, is_over = self._newest(training.epochs)
-            self._writer = AsyncWriter(self._store)
+            self._writer = AsyncWriter(self._store, on_commit=self._note_commit)
         training.resume(found, self.override, is_over=is_over)
+        if training.is_chief and not training.is_over:
+            self._note_start(training)
         if training.is_over:
             log.warning(
                 "the run in %s has ended after %d steps: nothing is trained. To train anew, give "
@@ -138,39 +151,109 @@ class BackupAndRestore(Watcher):
                 training.start,
             )
             self._ended += 1
+            self._give_signal_back(pass_on=True)
         elif self.save_every != "epoch" and not training.has_position:
             log.warning("workers read the data for themselves: commits are made between epochs")
         self._schedule.begin(training.start)
 
     def is_due(self, training: Training) -> bool:
         """Returns whether a commit is due at this boundary, or at the next one that is whole."""
+        if training.peers.group is None and self._is_preempted:
+            return True
+        if self._record is not None and is_asynchronous(training.model.distribute_strategy):
+            self._record.progress(training.step)  # There are few boundaries.
         due = self._schedule.is_due(training.step, training.is_between_epochs)
         if self._schedule.seconds is None:
             return due
         return training.any_of(due and training.is_chief)
 
     def at_boundary(self, training: Training) -> None:
-        """Commits, if that is due."""
-        if self.is_due(training) and training.can_capture and not training.is_at_last_batch:
+        """Commits, if that is due; ends the process if it is preempted."""
+        assert self._preemption is not None
+        if self._record is not None:
+            self._record.progress(training.step)
+        if self._preemption.stops_here():
+            if training.can_capture:
+                self._end_early(training)
+        elif self.is_due(training) and training.can_capture and not training.is_at_last_batch:
             self.commit(training)
 
     def close(self, training: Training) -> None:
         """Keeps the last position, and removes the commits unless they are to be kept."""
+        is_preempted = training.peers.any("whether it is preempted", self._is_preempted)
         found = training.capture()
+        saved = None
         if self._store is not None:
             assert self._writer is not None and found is not None
             self._told(self._writer.close)
             store, snapshot = self._store, Snapshot(found.step, found.facts, found.arrays)
-            self._told(lambda: self._finish(store, snapshot, training.epochs))
-        self._store = self._writer = None
+            if self._told(lambda: self._finish(store, snapshot, training.epochs)):
+                saved = training.step
+                self._note_end(training)
+        if is_preempted:
+            # What the program has left to do is done by the next start, which trains nothing.
+            self._end(training, saved)
+        self._store = self._writer = self._record = None
         self._ended += 1
+        self._give_signal_back(pass_on=True)
 
     def abandon(self) -> None:
         """Completes what is being written."""
         if self._writer is not None:
             with contextlib.suppress(Exception):
                 self._writer.close()
-        self._store = self._writer = None
+        if self._record is not None:
+            self._record.stop(words.in_one_line(sys.exc_info()[1] or Exception()))
+        self._store = self._writer = self._record = None
+        self._give_signal_back()
+
+    @property
+    def _is_preempted(self) -> bool:
+        return self._preemption is not None and bool(
+            self._preemption.is_signalled or self._preemption.sources
+        )
+
+    def _end_early(self, training: Training) -> None:
+        """Commits at once and ends the process; all workers are at the same boundary."""
+        self.commit(training, wait=True)
+        last = None if self._writer is None else self._writer.last
+        self._end(training, None if last is None else last.step)
+
+    def _end(self, training: Training, saved: int | None) -> None:
+        place = None if self._store is None else self._store.directory
+        saved, place = training.peers.of_chief("what is saved", [saved, place])
+        told = notice.Preempted(training.step, saved, place)
+        if self._record is not None:
+            self._record.stop("preempted")
+            self._record = None
+        assert self._preemption is not None
+        preemption.end(self._preemption.sources, told)
+
+    def _note_start(self, training: Training) -> None:
+        """Notes where training goes on: in `run.json`, and for the launcher."""
+        given = {"save_every": self.save_every, "keep": self.keep, "override": list(self.override)}
+        facts = describe(training)
+        facts["parameters"]["backup"] = given
+        assert self._store is not None
+        self._record = Provenance.start(self._store.directory, facts)
+        self._record.resumed(training.start)
+        notice.report_progress(os.environ, self._store.directory, training.start)
+
+    def _note_end(self, training: Training) -> None:
+        """Notes that the run has ended."""
+        if self._record is not None:
+            facts = {"step": training.step, "epochs": training.epoch, "logs": training.epoch_logs}
+            self._record.finish(facts)
+            self._record = None
+
+    def _note_commit(self, commit: Commit) -> None:
+        """Tells the launcher that a commit is complete."""
+        notice.report_progress(os.environ, os.path.dirname(commit.directory), commit.step)
+
+    def _give_signal_back(self, *, pass_on: bool = False) -> None:
+        if self._preemption is not None:
+            self._preemption.close(pass_on=pass_on)
+        self._preemption = None
 
     def commit(self, training: Training, *, wait: bool = False) -> None:
         """Commits now.
@@ -187,6 +270,8 @@ class BackupAndRestore(Watcher):
         self._schedule.begin(training.step)
         if writer is None or found is None:
             return
+        if self._record is not None:
+            self._record.saved(training.step)
         snapshot = Snapshot(found.step, found.facts, found.arrays)
         for _ in range(2):  # Who learns that the last one failed has to submit again.
             if self._told(lambda: writer.submit(snapshot)):
@@ -212,6 +297,7 @@ class BackupAndRestore(Watcher):
         return os.path.join(self.directory, f"fit-{self._ended + 1}")
 
     def _finish(self, store: Store, last: Snapshot, epochs: int) -> None:
+        store.confirm()  # A process that woke up late must not replace what a newer one has left.
         Store(os.path.join(store.directory, _RESULT), keep=1).write(last)
         # Only then: until here a restart goes on from the commits.
         store.finish({"epochs": epochs, "step": last.step}, keep=not self.delete_checkpoint)

@@ -72,6 +72,11 @@ def run(
     grace: Annotated[
         float, typer.Option(help="Seconds that tasks have to end after a failure or a signal.")
     ] = 20.0,
+    backoff: Annotated[
+        float,
+        typer.Option(help="Seconds before a restart; doubled while no restart commits anything."),
+    ] = 1.0,
+    max_backoff: Annotated[float, typer.Option(help="Most seconds before a restart.")] = 60.0,
 ) -> None:
     """Run a script in a real local cluster, one process per task.
 
@@ -91,6 +96,8 @@ def run(
         log_dir=log_dir,
         rendezvous_timeout=rendezvous_timeout,
         grace=grace,
+        backoff=backoff,
+        max_backoff=max_backoff,
     )
     raise typer.Exit(launch(spec))
 

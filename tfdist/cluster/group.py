@@ -77,6 +77,7 @@ class Group:
         self._reply: dict[str, Any] | None = None
         self._roster = Roster(cluster)
         self._news: dict[str, list[Any]] = {}
+        self._listeners: dict[str, Callable[[Any], None]] = {}
         self._region: str | Region = Region.UNMARKED
         self._broken: str | None = None
         self._doom: Doom | None = None
@@ -164,6 +165,14 @@ class Group:
         """Tells every task something that they may want to know; waits for nobody."""
         if self.size > 1:
             self._send({"t": "news", "topic": topic, "value": value})
+
+    def listen(self, topic: str, hear: Callable[[Any], None] | None) -> None:
+        """Has `hear` called with all that is announced on `topic`, by a thread; None ends it."""
+        with self._state:
+            if hear is None:
+                self._listeners.pop(topic, None)
+                return
+            self._listeners[topic] = hear
 
     def wait_for_news(
         self, topic: str, enough: Callable[[list[Any]], bool], timeout: float
@@ -324,15 +333,19 @@ class Group:
 
     def _take(self, message: dict[str, Any]) -> None:
         kind = message.get("t")
+        hear = None
         with self._state:
             if kind == "gathered":
                 if message.get("round") == self._round:  # Not one that came after its timeout.
                     self._reply = message
             elif kind == "news":
                 self._news.setdefault(message["topic"], []).append(message["value"])
+                hear = self._listeners.get(message["topic"])
             elif "task" in message and self._roster.hear(message) and not self._link.over:
                 self._arm()
             self._state.notify_all()
+        if hear is not None:
+            hear(message["value"])
 
     def _chief_is_gone(self, reason: str) -> None:
         chief = self.cluster.chief

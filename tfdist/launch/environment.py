@@ -6,6 +6,7 @@
 | `TFDIST_JOB_ID` | random, the same for all tasks, new after every restart |
 | `TFDIST_INCARNATION` | 0, then 1 after the first restart of this task, alone or with the job |
 | `TFDIST_TRAINING_ENDED` | for the evaluator: a file that appears when training has ended |
+| `TFDIST_PROGRESS` | for tasks that train: a file to which commits are added |
 | `TFDIST_LAUNCHED` | 1 |
 | `TFDIST_RENDEZVOUS_TIMEOUT` | seconds to wait for the other tasks at start-up |
 | `PYTHONUNBUFFERED` | 1, so that lines arrive when they are printed |
@@ -20,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from tfdist.cluster.notice import PROGRESS
 from tfdist.cluster.notice import TRAINING_ENDED
 from tfdist.cluster.topology import EVALUATOR
 from tfdist.cluster.topology import Cluster
@@ -75,7 +77,8 @@ def child_environment(
         rendezvous_timeout: Seconds.
     """
     child = {name: value for name, value in environ.items() if not describes_a_cluster(name)}
-    child.pop(TRAINING_ENDED, None)  # of an outer job
+    for name in (TRAINING_ENDED, PROGRESS):
+        child.pop(name, None)  # of an outer job
     if any(child.get(name) for name in _PROXIES):
         child["no_proxy"] = _with_loopback(child.get("no_proxy", child.get("NO_PROXY", "")))
         if "no_grpc_proxy" in child:  # gRPC prefers it

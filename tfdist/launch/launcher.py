@@ -11,6 +11,7 @@ What it takes care of, and where:
 | lines under the task's name, logs | `output` |
 | who failed first, who is stopped when | `supervisor` |
 | what the failure of a task means | `policy` |
+| whether and how soon to start again | `restarts` |
 | what launcher and tasks tell each other | `notice` |
 | nothing of the job outlives it, even if this process is killed | `guard`, `bootstrap` |
 
@@ -35,12 +36,15 @@ from io import FileIO
 from pathlib import Path
 from typing import IO
 
+from tfdist.cluster.notice import PROGRESS
 from tfdist.cluster.notice import SILENT_TASKS
 from tfdist.cluster.notice import TRAINING_ENDED
 from tfdist.cluster.notice import Notices
+from tfdist.cluster.notice import Preempted
 from tfdist.cluster.topology import CHIEF
 from tfdist.cluster.topology import EVALUATOR
 from tfdist.cluster.topology import Task
+from tfdist.errors import EXIT_USAGE
 from tfdist.errors import ConfigError
 from tfdist.errors import TfdistError
 from tfdist.launch import guard
@@ -51,13 +55,13 @@ from tfdist.launch.output import Pump
 from tfdist.launch.output import TaskOutput
 from tfdist.launch.policy import Policy
 from tfdist.launch.processes import TaskProcess
+from tfdist.launch.restarts import Restarts
 from tfdist.launch.signals import Inbox
 from tfdist.launch.signals import inbox
 from tfdist.launch.spec import LaunchSpec
 from tfdist.launch.supervisor import Outcome
 from tfdist.launch.supervisor import Supervisor
 
-_BACKOFF_SECONDS = 1.0
 #: For pipes that somebody outside the job holds open.
 _DRAIN_SECONDS = 2.0
 
@@ -107,22 +111,27 @@ class _Job:
         self._addresses = addresses
         self._logs = logs
         self._policy = Policy(spec.tasks, spec.max_restarts)
+        self._restarts = Restarts(spec.backoff, spec.max_backoff)
         self._starts: collections.Counter[Task] = collections.Counter()
+        self._preempted: Preempted | None = None
 
     def run(self, pump: Pump, received: Inbox, registry: IO[bytes]) -> int:
         while True:
             outcome = self._run_once(pump, received, registry)
             if outcome.failed is None or outcome.signal is not None:
                 break
-            number = self._policy.start_again(outcome.failed.task, outcome.code)
+            number = None
+            if not self._restarts.is_stalled:
+                number = self._policy.start_again(outcome.failed.task, outcome.code)
             if number is None:
                 break
-            _say(
-                pump,
-                f"restart {number} of {self._spec.max_restarts} after {outcome.failed.task} "
-                f"failed with {outcome.failed.exit}",
-            )
-            resume_at = time.monotonic() + _BACKOFF_SECONDS
+            why = f" after {outcome.failed.task} failed with {outcome.failed.exit}"
+            if self._preempted is not None:
+                why = f": {self._preempted}"
+            _say(pump, f"restart {number} of {self._spec.max_restarts}{why}")
+            if self._restarts.seconds > self._spec.backoff:
+                _say(pump, f"starting in {self._restarts.seconds:g} s")
+            resume_at = time.monotonic() + self._restarts.seconds
             while (left := resume_at - time.monotonic()) > 0:
                 received.wait(left)
                 if (stop := received.take()) is not None:
@@ -157,6 +166,8 @@ class _Job:
                 )
                 outcome = supervisor.run()
             finally:
+                self._restarts.note_end(notices.committed())
+                self._preempted = notices.preempted()
                 # Also what the tasks have started and left behind.
                 guard.sweep([job_id], [process.pid for process in processes])
                 for process in processes:
@@ -174,7 +185,9 @@ class _Job:
         environ = child_environment(self._environ, incarnation, task, self._spec.rendezvous_timeout)
         if task.type == EVALUATOR:
             environ[TRAINING_ENDED] = notices.training_ended
-        elif task.type == CHIEF:
+        else:
+            environ[PROGRESS] = notices.progress
+        if task.type == CHIEF:
             environ[SILENT_TASKS] = notices.silent_tasks
         try:
             process = TaskProcess(task, self._spec.command, environ, output, stdin=alone)
@@ -187,8 +200,13 @@ class _Job:
 
     def _summarise(self, outcome: Outcome, pump: Pump) -> None:
         failed = outcome.failed
-        if failed is None:
-            return
+        if failed is not None and self._preempted is None:
+            self._show_end(failed, pump)
+        reason = self._reason(outcome)
+        if reason:
+            _say(pump, f"stopped: {reason}")
+
+    def _show_end(self, failed: TaskProcess, pump: Pump) -> None:
         log = f" (all of them: {_log_path(self._spec, failed.task)})" if self._logs else ""
         if not failed.output.labelled:
             return  # its last lines are the last on the screen
@@ -199,6 +217,23 @@ class _Job:
         _say(pump, f"{failed.task} failed first with {failed.exit}; its last lines{log}:")
         for line in tail:
             pump.say(f"  | {line}")
+
+    def _reason(self, outcome: Outcome) -> str:
+        """Returns why there is no further start, where that needs to be said."""
+        most = self._spec.max_restarts
+        newest = f"; newest commit: {self._restarts.newest}" if self._restarts.newest else ""
+        if self._preempted is not None and outcome.code:
+            used = f"; all {most} restarts are used" if most and outcome.signal is None else ""
+            return f"{self._preempted}{used}. The same command goes on from there"
+        if outcome.failed is None or outcome.signal is not None or not most:
+            return ""
+        if outcome.code == EXIT_USAGE:
+            return f"exit code {EXIT_USAGE} says that the same would happen again"
+        if self._restarts.is_stalled:
+            return f"no progress in {self._restarts.stalled} starts{newest}"
+        if outcome.failed.task.type == EVALUATOR:
+            return ""
+        return f"all {most} restarts are used{newest}"
 
 
 def _say(pump: Pump, text: str) -> None:

@@ -58,6 +58,8 @@ class LaunchSpec:
         log_dir: Directory for one log file per task, or None.
         rendezvous_timeout: Seconds that the tasks wait for each other at start-up.
         grace: Seconds that tasks get to end by themselves when the job has failed or is stopped.
+        backoff: Seconds before a restart that follows progress; doubled with each one without.
+        max_backoff: Most seconds before a restart.
 
     Raises:
         ConfigError: A number is out of its range.
@@ -71,12 +73,18 @@ class LaunchSpec:
     log_dir: str | None = None
     rendezvous_timeout: float = 300.0
     grace: float = 20.0
+    backoff: float = 1.0
+    max_backoff: float = 60.0
 
     def __post_init__(self) -> None:
         _check_at_least("--workers", self.workers, 1, "write --workers 1 or more")
         _check_at_least("--ps", self.ps, 0, "write --ps 0 or more")
         _check_at_least("--max-restarts", self.max_restarts, 0, "write --max-restarts 0 or more")
         _check_at_least("--grace", self.grace, 0, "write seconds, for example --grace 20")
+        _check_at_least("--backoff", self.backoff, 0, "write seconds, for example --backoff 1")
+        _check_at_least(
+            "--max-backoff", self.max_backoff, 0, "write seconds, for example --max-backoff 60"
+        )
         if not 0 < self.rendezvous_timeout < math.inf:
             raise ConfigError(
                 "--rendezvous-timeout to be a positive number of seconds",

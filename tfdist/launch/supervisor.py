@@ -8,7 +8,8 @@
   that has heard the news (`notice`) is given the time it needs.
 - A worker beside a `ps` that says nothing any more (it is stopped, its disk hangs) is killed: as
   long as it is there, TensorFlow waits for it wherever it tells all workers something.
-- A signal to the launcher goes to all tasks. Who is left after `grace` is killed; a second signal
+- A signal to the launcher goes to all tasks; SIGTERM to servers only when the chief has ended, who
+  needs them to save. Who is left after `grace` is killed; a second signal
   kills at once.
 """
 
@@ -26,6 +27,7 @@ from tfdist.cluster.topology import EVALUATOR
 from tfdist.cluster.topology import PS
 from tfdist.cluster.topology import WORKER
 from tfdist.cluster.topology import Task
+from tfdist.errors import EXIT_PREEMPTED
 from tfdist.launch.policy import Policy
 from tfdist.launch.policy import Reaction
 from tfdist.launch.processes import Exit
@@ -116,6 +118,10 @@ class Supervisor:
     def _running(self) -> list[TaskProcess]:
         return [process for process in self._processes if process.exit is None]
 
+    @property
+    def _has_servers(self) -> bool:
+        return any(process.task.type == PS for process in self._processes)
+
     def _take_signals(self) -> None:
         while (number := self._inbox.take()) is not None:
             name = signal.Signals(number).name
@@ -132,10 +138,13 @@ class Supervisor:
             self._coming.clear()
             limit = f"killed after {self._grace:g} s, or at a second signal"
             self._say(f"{name}; stopping all tasks ({limit})")
+            has_chief = any(process.task.type == CHIEF for process in self._running)
             for process in self._running:
                 # A lost console or terminal is no reason that a task would know of.
                 forwarded = number if number == signal.SIGINT else signal.SIGTERM
-                process.signal_group(forwarded)
+                serves = has_chief and process.task.type in (WORKER, PS)
+                if number == signal.SIGINT or not (serves and self._has_servers):
+                    process.signal_group(forwarded)
                 process.stopped = True
                 process.term_at = None
                 process.kill_at = now + self._grace
@@ -158,6 +167,9 @@ class Supervisor:
                 self._say(f"{process.task} ended with {process.exit}")
         if ended and self._failed is None and self._signal is None:
             self._release_servers()
+        elif self._signal is not None and any(each.task.type == CHIEF for each in ended):
+            for process in self._running:
+                process.term_at = time.monotonic() + KILL_SECONDS
 
     def _react(self, failed: TaskProcess, how: Exit) -> None:
         task = failed.task
@@ -188,7 +200,10 @@ class Supervisor:
         running = self._running
         others = ", ".join(str(process.task) for process in running)
         wait = f"; the others ({others}) have {self._grace:g} s to end" if others else ""
-        self._say(f"{failed.task} failed with {failed.exit}{wait}")
+        what = f"failed with {failed.exit}"
+        if failed.exit == Exit(EXIT_PREEMPTED):
+            what = f"was preempted ({failed.exit})"
+        self._say(f"{failed.task} {what}{wait}")
         for process in running:
             self._schedule_stop(process, self._grace)
 
@@ -196,8 +211,7 @@ class Supervisor:
         """Sets a limit for tasks that are of no use any more."""
         roles = {process.task.type for process in self._running}
         roles |= {task.type for task in self._coming}
-        has_servers = any(process.task.type == PS for process in self._processes)
-        if CHIEF in roles or (WORKER in roles and not has_servers):
+        if CHIEF in roles or (WORKER in roles and not self._has_servers):
             return
         self._coming = {t: at for t, at in self._coming.items() if t.type == EVALUATOR}
         self._notices.tell_end()

@@ -3,7 +3,8 @@
     train.py DIRECTORY [--kill INCARNATION:TASK:WHEN ...] [--data KIND] [--reference] ...
 
 TASK is a worker's number or "all", WHEN a number of batches or "commit" (as soon as the chief
-writes one). With --reference, the same training follows undisturbed in the process that ends.
+writes one). With --signal 15 it gets SIGTERM instead, with --launcher the launcher does. With
+--reference, the same training follows undisturbed in the process that ends.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("directory", type=Path)
 parser.add_argument("--strategy", default="")
 parser.add_argument("--kill", action="append", default=[])
+parser.add_argument("--signal", type=int, default=9)
+parser.add_argument("--launcher", action="store_true")
 parser.add_argument("--data", default="dataset")
 parser.add_argument("--every", default="3")
 parser.add_argument("--epochs", type=int, default=4)
@@ -92,10 +95,13 @@ class Dies(keras.callbacks.Callback):
             time.sleep(0.03)
         self.batches += 1
         here.append(batch)
-        for when in kills:
+        for when in list(kills):
             if when.isdigit() and self.batches >= int(when):
                 print("dies", flush=True)
-                os.kill(os.getpid(), 9)
+                kills.remove(when)
+                os.kill(os.getppid() if options.launcher else os.getpid(), options.signal)
+        if options.launcher and not done:
+            time.sleep(0.05)
 
 
 class CountsUp(keras.callbacks.Callback):

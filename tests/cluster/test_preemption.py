@@ -1,0 +1,112 @@
+"""SIGTERM while a model trains: all tasks save after the same step, and end with 143."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.harness import run_script
+
+SCRIPT = Path(__file__).parent / "scripts" / "recovery" / "train.py"
+SAME = ("weights", "history", "iterations", "seen", "epochs")
+STEPS, EPOCHS = 9, 4
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def _run(tmp_path, *args, workers, restarts=0, timeout=250):
+    return run_script(
+        SCRIPT,
+        workers=workers,
+        launcher_args=["--max-restarts", str(restarts), "--grace", "60", "--backoff", "0.1"],
+        args=[str(tmp_path / "run"), "--signal", "15", *args],
+        tmp_path=tmp_path,
+        timeout=timeout,
+    )
+
+
+def _assert_exact(run, workers):
+    assert run.code == 0, run.output
+    for worker in range(workers):
+        result = run.result(f"worker {worker}")
+        for key in SAME:
+            assert result[key] == result["undisturbed"][key], key
+
+
+def _record(tmp_path):
+    return json.loads((tmp_path / "run" / "run.json").read_text())
+
+
+def test_two_workers_of_which_any_is_preempted_end_as_if_they_had_not_been(tmp_path):
+    # Nothing else is committed in the middle of an epoch.
+    kills = ["--kill", "0:1:14", "--kill", "1:0:20"]
+    run = _run(tmp_path, *kills, "--every", "epoch", "--reference", workers=2, restarts=2)
+    _assert_exact(run, 2)
+    # The chief, told of the 14th step, names the next one.
+    assert "restart 1 of 2: preempted at step 15, which is saved in" in run.output
+    assert "restart 2 of 2: preempted at step 21, which is saved in" in run.output
+    assert run.output.count("(SIGTERM to worker 1). Ending with exit code 143") == 2
+    assert run.output.count("(SIGTERM to worker 0). Ending with exit code 143") == 2
+    assert "failed" not in run.output and "Traceback" not in run.output
+    assert run.result("worker 1")["here"] == EPOCHS * STEPS - 21
+    record = _record(tmp_path)
+    told = [(each["ended"], each.get("resumed_step")) for each in record["incarnations"]]
+    assert told == [("preempted", 0), ("preempted", 15), ("finished", 21)]
+    assert record["restarts"]["count"] == 2 and record["restarts"]["steps_lost"] == 0
+
+
+def test_a_single_process_is_preempted_through_its_launcher_and_goes_on(tmp_path):
+    args = ["--strategy", "default", "--every", "epoch", "--launcher"]
+    first = _run(tmp_path, *args, "--kill", "0:0:14", workers=1, restarts=3)
+    assert first.code == 143, first.output
+    # Whoever asks the launcher to stop does not want another start.
+    assert "restart" not in first.output
+    assert "stopped: preempted at step 1" in first.output
+    run = _run(tmp_path, *args, "--reference", workers=1)
+    _assert_exact(run, 1)
+    assert run.result()["here"] <= EPOCHS * STEPS - 14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--accumulate", "4"],
+        ["--execution", "4"],
+        ["--data", "arrays", "--every", "4"],
+        ["--data", "sharded", "--every", "0.05s"],
+    ],
+)
+@pytest.mark.parametrize("step", [8, 9, 17, 36])
+def test_any_step_is_one_to_be_preempted_at(args, step, tmp_path):
+    # The last but one and the last of an epoch, and the last of all, among them.
+    if "--every" not in args:
+        args = [*args, "--every", "epoch"]
+    run = _run(tmp_path, *args, "--kill", f"0:all:{step}", "--reference", workers=2, restarts=1)
+    _assert_exact(run, 2)
+    assert "restart 1 of 1: preempted at step" in run.output
+
+
+@pytest.mark.slow
+def test_two_workers_are_preempted_through_their_launcher(tmp_path):
+    first = _run(tmp_path, "--every", "epoch", "--launcher", "--kill", "0:1:14", workers=2)
+    assert first.code == 143, first.output
+    assert "killing" not in first.output
+    assert "stopped: preempted at step 1" in first.output
+    run = _run(tmp_path, "--every", "epoch", "--reference", workers=2)
+    _assert_exact(run, 2)
+
+
+@pytest.mark.slow
+def test_steps_lost_to_a_kill_are_told(tmp_path):
+    args = ["--signal", "9", "--every", "10", "--kill", "0:0:14"]
+    run = _run(tmp_path, *args, workers=2, restarts=1)
+    assert run.code == 0, run.output
+    record = _record(tmp_path)
+    first, second = record["incarnations"]
+    # It was killed before the boundary after its 14th step.
+    assert first["ended"] == "without a word" and first["last_step"] == 13
+    assert second["resumed_step"] == 10 and record["restarts"]["steps_lost"] == 3
+    assert record["restarts"]["seconds_lost"] > 1

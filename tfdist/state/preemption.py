@@ -1,0 +1,216 @@
+"""SIGTERM during a training: all tasks that train stop after the same step.
+
+    preemption = Preemption(group, "fit #1")
+    preemption.open()                       # from here on SIGTERM is noted
+    for each step:
+        ...
+        if preemption.stops_here():         # at every boundary, on every task
+            commit()
+            end(preemption.sources, Preempted(step, saved, directory))
+    preemption.close()
+
+How the tasks agree, when one or several of them got the signal:
+
+| who | does |
+|---|---|
+| a task that got it | says so, at its next boundary |
+| the chief, at its next boundary | asks all where they are, and waits |
+| each task | answers from the thread that listens: its last boundary; waits at its next one |
+| the chief | names the first boundary that nobody has passed |
+
+Nobody waits for a step, so nothing is held up, and no step costs anything before a signal comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+from typing import NoReturn
+
+from tfdist.cluster import current
+from tfdist.cluster.group import Group
+from tfdist.cluster.notice import Preempted
+from tfdist.cluster.notice import report_preemption
+from tfdist.errors import EXIT_PREEMPTED
+
+log = logging.getLogger("absl")
+
+#: timeout(1) and process managers signal the process and its group: one request.
+_SAME_REQUEST_SECONDS = 0.3
+_LOOK_SECONDS = 1.0
+
+
+class Preemption:
+    """Notes SIGTERM while a training is under way, and agrees with the others where to stop.
+
+    Args:
+        group: The tasks that train together, None where there is one.
+        name: The training, the same name on all of them and no other training's.
+
+    Attributes:
+        sources: The tasks that got the signal, as text, as far as they are known here; "this
+            process" where there is one.
+    """
+
+    def __init__(self, group: Group | None, name: str):
+        self.sources: list[str] = []
+        self._group = group if group is not None and group.size > 1 else None
+        self._name = name
+        self._topic = f"preemption of {name}"
+        self._signalled_at: float | None = None
+        self._previous: Any = None
+        self._is_installed = False
+        self._has_told = False
+        self._changed = threading.Condition()
+        self._boundary = 0
+        self._is_asked = False
+        self._answers: dict[int, int] = {}
+        self._stop: int | None = None
+
+    def open(self) -> None:
+        """Takes over SIGTERM, if this is the main thread and the signal is not ignored."""
+        if self._group is not None:
+            self._group.listen(self._topic, self._hear)
+        if threading.current_thread() is not threading.main_thread():
+            log.info("%s is not in the main thread: SIGTERM is not noted", self._name)
+            return
+        previous = signal.getsignal(signal.SIGTERM)
+        if previous is signal.SIG_IGN:
+            return
+        # A handler of another language cannot be put back; what it would do is the default.
+        self._previous = signal.SIG_DFL if previous is None else previous
+        # TensorFlow catches SIGTERM once a multi-worker strategy exists, and lives on: this comes
+        # after it.
+        signal.signal(signal.SIGTERM, self._note)
+        self._is_installed = True
+
+    def close(self, *, pass_on: bool = False) -> None:
+        """Gives SIGTERM back.
+
+        Args:
+            pass_on: Whether a signal that came meanwhile is sent again.
+        """
+        if self._group is not None:
+            self._group.listen(self._topic, None)
+        if self._is_installed:
+            self._is_installed = False
+            signal.signal(signal.SIGTERM, self._previous)
+            if pass_on and self.is_signalled:
+                signal.raise_signal(signal.SIGTERM)
+
+    @property
+    def is_signalled(self) -> bool:
+        """Whether this process got the signal."""
+        return self._signalled_at is not None
+
+    def stops_here(self) -> bool:
+        """Returns whether to stop at this boundary: the same one on every task.
+
+        Every task calls it at every boundary.
+
+        Raises:
+            PeerLostError: Another task was lost while they agreed.
+        """
+        group = self._group
+        if group is None:
+            if self.is_signalled and not self.sources:
+                self.sources.append("this process")
+            return self.is_signalled
+        with self._changed:
+            self._boundary += 1
+            here = self._boundary
+        if self.is_signalled and not self._has_told:
+            self._has_told = True
+            group.announce(self._topic, {"wish": str(group.cluster.task)})
+            with self._changed:
+                self._add_source(str(group.cluster.task))
+        if group.cluster.is_chief and self.sources and self._stop is None:
+            self._choose(group)
+        with self._changed:
+            while self._is_asked and self._stop is None:
+                self._wait(group)
+            return self._stop is not None and here >= self._stop
+
+    def _choose(self, group: Group) -> None:
+        """Names the boundary; on the chief."""
+        group.announce(self._topic, {"ask": self._boundary})
+        with self._changed:
+            while len(self._answers) < group.size:
+                self._wait(group)
+            stop = 1 + max(self._answers.values())
+        group.announce(self._topic, {"stop": stop, "sources": self.sources})
+        with self._changed:
+            while self._stop is None:
+                self._wait(group)
+
+    def _wait(self, group: Group) -> None:
+        """Waits for news; called with the lock held."""
+        if not self._changed.wait(_LOOK_SECONDS):
+            group.raise_if_lost(f"{self._name}: the agreement on where to stop")
+
+    def _hear(self, news: dict[str, Any]) -> None:
+        """Takes what a task has announced; in the thread that listens."""
+        assert self._group is not None
+        answer = None
+        with self._changed:
+            if "wish" in news:
+                self._add_source(news["wish"])
+            elif "ask" in news:
+                self._is_asked = True
+                answer = {"rank": self._group.rank, "at": self._boundary}
+            elif "at" in news:
+                self._answers[news["rank"]] = news["at"]
+            elif "stop" in news:
+                for source in news["sources"]:
+                    self._add_source(source)
+                self._stop = news["stop"]
+            self._changed.notify_all()
+        if answer is not None:
+            self._group.announce(self._topic, answer)
+
+    def _add_source(self, task: str) -> None:
+        if task not in self.sources:
+            self.sources.append(task)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        # It runs between any two instructions, whoever holds which lock: it does no work.
+        del frame
+        now = time.monotonic()
+        if self._signalled_at is None:
+            self._signalled_at = now
+        elif now - self._signalled_at > _SAME_REQUEST_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+def end(sources: Sequence[str], told: Preempted) -> NoReturn:
+    """Ends this process in order, with the exit code that means: start again.
+
+    All tasks that train call it together, when all is written.
+
+    Args:
+        sources: The tasks that got the signal, as far as they are known.
+        told: Where training has ended.
+
+    Raises:
+        SystemExit: In any case; the program may clean up.
+    """
+    who = f" (SIGTERM to {', '.join(sources)})" if sources else ""
+    log.warning(
+        "%s%s. Ending with exit code %d: started again, it goes on from there",
+        told,
+        who,
+        EXIT_PREEMPTED,
+    )
+    group = current.group()
+    if group is None or group.cluster.is_chief:
+        report_preemption(os.environ, told)
+    if group is not None:
+        group.leave()  # In order: for the others this is no failure.
+    raise SystemExit(EXIT_PREEMPTED)
