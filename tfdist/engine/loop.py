@@ -20,12 +20,12 @@ from tfdist.engine import prepare
 from tfdist.engine import scope
 from tfdist.engine.accumulation import Accumulation
 from tfdist.engine.arguments import FitArguments
+from tfdist.engine.batch import Batch
 from tfdist.engine.inputs import Feed
 from tfdist.engine.inputs import executions
 from tfdist.engine.kinds import Kinds
 from tfdist.engine.logs import results
 from tfdist.engine.peers import Peers
-from tfdist.engine.readers import Batch
 from tfdist.engine.replicas import is_synchronous
 from tfdist.engine.statistics import Statistics
 from tfdist.engine.steps import StepFunction

@@ -12,10 +12,10 @@ from tfdist.data.parts import Place
 from tfdist.data.parts import cut
 from tfdist.data.streams import count
 from tfdist.engine import iterators
+from tfdist.engine.batch import Batch
 from tfdist.engine.exchange import exchange
 from tfdist.engine.input_wait import Waiting
 from tfdist.engine.parcels import Parcels
-from tfdist.engine.readers import Batch
 from tfdist.engine.readers import Shares
 from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.replicas import is_composite

@@ -21,11 +21,11 @@ import tensorflow as tf
 from keras import tree
 
 from tfdist.engine import allreduce
+from tfdist.engine.batch import Batch
+from tfdist.engine.batch import Packing
 from tfdist.engine.current_step import ReplicaStep
 from tfdist.engine.current_step import tracing
 from tfdist.engine.metrics import metrics_over_all
-from tfdist.engine.readers import Batch
-from tfdist.engine.readers import Packing
 from tfdist.engine.readers import even_share
 from tfdist.engine.replicas import none_if_optional
 from tfdist.engine.replicas import quiet
