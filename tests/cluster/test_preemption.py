@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.support.harness import run_script
+from tests.support.harness import start_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "recovery" / "train.py"
 SAME = ("weights", "history", "iterations", "seen", "epochs")
@@ -110,3 +113,63 @@ def test_steps_lost_to_a_kill_are_told(tmp_path):
     assert first["ended"] == "without a word" and first["last_step"] == 13
     assert second["resumed_step"] == 10 and record["restarts"]["steps_lost"] == 3
     assert record["restarts"]["seconds_lost"] > 1
+
+
+def _servers(tmp_path, *args, restarts):
+    return run_script(
+        SCRIPT.with_name("servers.py"),
+        workers=2,
+        launcher_args=["--ps", "1", "--max-restarts", str(restarts), "--grace", "60"],
+        args=[str(tmp_path / "run"), "95", "15", *args],
+        tmp_path=tmp_path,
+        timeout=250,
+    )
+
+
+@pytest.mark.slow
+def test_a_preempted_coordinator_saves_where_it_is_and_goes_on_there(tmp_path):
+    run = _servers(tmp_path, restarts=1)
+    assert run.code == 0, run.output
+    step = int(re.search(r"restart 1 of 1: preempted at step (\d+), which is saved", run.output)[1])
+    result = run.result("chief 0")
+    assert result["seen"] == [[1.0, 1.0]] * 3
+    assert result["iterations"] == 3 * 64 == result["here"] + step
+
+
+@pytest.mark.slow
+def test_servers_are_there_until_the_coordinator_has_saved(tmp_path):
+    first = _servers(tmp_path, "--launcher", restarts=0)
+    assert first.code == 143, first.output
+    assert "killing" not in first.output
+    step = int(re.search(r"stopped: preempted at step (\d+), which is saved", first.output)[1])
+    assert step < 3 * 64
+    (tmp_path / "again").mkdir()
+    run = run_script(
+        SCRIPT.with_name("servers.py"),
+        workers=1,
+        launcher_args=["--ps", "2"],
+        args=[str(tmp_path / "run"), "1000"],
+        tmp_path=tmp_path / "again",
+    )
+    assert run.code == 0, run.output
+    assert run.result("chief 0")["here"] == 3 * 64 - step
+    assert run.result("chief 0")["seen"] == [[1.0, 1.0]] * 3
+
+
+@pytest.mark.slow
+def test_a_worker_of_servers_that_is_preempted_ends_and_is_replaced(tmp_path):
+    source = """
+    import time
+    import tfdist
+    strategy = tfdist.strategy()
+    print("coordinates", flush=True)
+    time.sleep(15)
+    """
+    options = ["--ps", "1", "--max-restarts", "1"]
+    with start_script(source, workers=2, launcher_args=options, tmp_path=tmp_path) as job:
+        job.wait_for_line("coordinates", 120)
+        job.kill("worker 1", signal.SIGTERM)
+        job.wait_for_line("worker 1 ended with exit code 143", 10)
+        run = job.wait(90)
+    assert run.code == 0, run.output
+    assert "starting it again, 1 of 1" in run.output

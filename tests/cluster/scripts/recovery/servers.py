@@ -1,4 +1,9 @@
-"""Training on parameter servers, whose coordinator dies once; see test_recovery.py."""
+"""Training on parameter servers, whose coordinator dies once; see test_recovery.py.
+
+    servers.py DIRECTORY BATCHES [SIGNAL] [--launcher]
+
+It gets SIGNAL (9) after so many batches, or the launcher does.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,8 @@ from report import report  # noqa: E402
 ROWS, BATCH, EPOCHS = 509, 8, 3
 INCARNATION = int(os.environ.get("TFDIST_INCARNATION", "0"))
 directory, dies_after = sys.argv[1], int(sys.argv[2])
+number = int(sys.argv[3]) if len(sys.argv) > 3 else 9
+pid = os.getppid() if "--launcher" in sys.argv else os.getpid()
 
 
 class Seen(keras.metrics.Metric):
@@ -41,7 +48,7 @@ class Dies(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         here.append(batch)
         if INCARNATION == 0 and len(here) == dies_after:
-            os.kill(os.getpid(), 9)
+            os.kill(pid, number)
 
 
 here = []
