@@ -64,14 +64,14 @@ def one_worker(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def three_workers(tmp_path_factory):
-    """What together.py reports, with three workers and two servers."""
+def four_workers(tmp_path_factory):
+    """What together.py reports, with four workers and two servers."""
     run = run_script(
         SCRIPTS / "together.py",
-        workers=3,
+        workers=4,
         launcher_args=["--ps", "2"],
         timeout=300,
-        tmp_path=tmp_path_factory.mktemp("three-workers"),
+        tmp_path=tmp_path_factory.mktemp("four-workers"),
     )
     assert run.code == 0, run.output
     return run.result("chief 0")
@@ -139,27 +139,27 @@ def test_a_step_of_the_users_own_reports_the_mean_over_all_examples(one_worker):
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("cell", ["arrays", "unknown length", "dataset function"])
-def test_every_example_is_seen_exactly_once_an_epoch(three_workers, cell):
-    assert all(seen == [1.0, 1.0] for seen in three_workers[cell]["seen"])
-    assert len(three_workers[cell]["seen"]) == 4
+def test_every_example_is_seen_exactly_once_an_epoch(four_workers, cell):
+    assert all(seen == [1.0, 1.0] for seen in four_workers[cell]["seen"])
+    assert len(four_workers[cell]["seen"]) == 4
 
 
 @pytest.mark.timeout(400)
-def test_no_step_is_lost(three_workers):
+def test_no_step_is_lost(four_workers):
     steps = {
         "arrays": 4 * math.ceil(ROWS / 16),
         "unknown length": 2 * math.ceil(ROWS / 7),
-        "dataset function": 2 * sum(math.ceil(len(range(i, ROWS, 3)) / 16) for i in range(3)),
+        "dataset function": 2 * sum(math.ceil(len(range(i, ROWS, 4)) / 16) for i in range(4)),
         "endless function": 2 * 21,
         "per worker dataset": 10,
         "after an error": math.ceil(ROWS / 16),
     }
-    assert {name: three_workers[name]["iterations"] for name in steps} == steps
+    assert {name: four_workers[name]["iterations"] for name in steps} == steps
 
 
 @pytest.mark.timeout(400)
-def test_metrics_count_every_example_while_the_machine_is_busy(three_workers):
-    cell = three_workers["measured"]
+def test_metrics_count_every_example_while_the_machine_is_busy(four_workers):
+    cell = four_workers["measured"]
     assert cell["iterations"] == math.ceil(ROWS / 4)
     assert set(cell["alone"]) == {"loss", "accuracy", "auc", "mae"}
     for name, value in cell["alone"].items():
@@ -168,21 +168,21 @@ def test_metrics_count_every_example_while_the_machine_is_busy(three_workers):
 
 
 @pytest.mark.timeout(400)
-def test_three_workers_learn_as_much_from_the_same_examples_as_one_device(three_workers):
-    servers, alone = three_workers["learned"]
+def test_four_workers_learn_as_much_from_the_same_examples_as_one_device(four_workers):
+    servers, alone = four_workers["learned"]
     assert servers == pytest.approx(alone, rel=0.05)
     assert alone < 0.5  # The noise alone is 0.25, and the targets have a variance above 1.
 
 
 @pytest.mark.timeout(400)
-def test_callbacks_are_told_of_every_batch_in_order(three_workers):
+def test_callbacks_are_told_of_every_batch_in_order(four_workers):
     batches = list(range(math.ceil(ROWS / 16)))
-    assert three_workers["told"] == {"begins": batches, "ends": batches}
+    assert four_workers["told"] == {"begins": batches, "ends": batches}
 
 
 @pytest.mark.timeout(400)
-def test_training_that_is_stopped_counts_what_was_under_way(three_workers):
-    stopped = three_workers["stopped"]
+def test_training_that_is_stopped_counts_what_was_under_way(four_workers):
+    stopped = four_workers["stopped"]
     assert stopped["epochs"] == 1
     assert stopped["ends"] == list(range(10))
     # How many were done ahead depends on how late the slowest worker is.
@@ -191,13 +191,13 @@ def test_training_that_is_stopped_counts_what_was_under_way(three_workers):
 
 
 @pytest.mark.timeout(400)
-def test_predictions_are_in_the_order_of_the_examples(three_workers):
-    assert three_workers["predicted"]["shape"] == [ROWS, 1]
-    assert three_workers["predicted"]["off"] < 1e-3
+def test_predictions_are_in_the_order_of_the_examples(four_workers):
+    assert four_workers["predicted"]["shape"] == [ROWS, 1]
+    assert four_workers["predicted"]["off"] < 1e-3
 
 
 @pytest.mark.timeout(400)
-def test_an_error_of_the_model_ends_fit_and_not_the_job(three_workers):
-    kind, message = three_workers["error"]
+def test_an_error_of_the_model_ends_fit_and_not_the_job(four_workers):
+    kind, message = four_workers["error"]
     assert kind == "InvalidArgumentError"
     assert "509" in message  # The id that is out of range, or the range.
