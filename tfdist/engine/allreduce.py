@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfdist import collectives
 from tfdist.cluster import current
+from tfdist.cluster import rendezvous
 from tfdist.cluster.group import Group
 from tfdist.engine import slices as slices_lib
 from tfdist.engine.exchange import share_memory
@@ -68,7 +70,7 @@ def scalar_total(value: Any) -> Any:
 
 def begin(strategy: Any) -> None:
     """Forgets what an interrupted step has left under way; called by all workers together."""
-    workers = _known.get(strategy)
+    workers = _workers_of(strategy)  # Made here on a worker that has not come so far.
     if workers is not None:
         workers.begin()
 
@@ -178,15 +180,22 @@ class _Workers:
         if options.transport == "tensorflow":
             self._take_ring("transport='tensorflow' asks for it")
         self._has_shared = False
-        # Workers have the memory for a sum together or not at all, since it lives as long as the
-        # owner of the sum; a graph or a cache might end on one of them alone.
+        # The memory for a sum lives as long as the owner of the sum, who is in use on all workers
+        # or on none; a graph or a cache might end on one of them alone.
         self._books: weakref.WeakKeyDictionary[Any, _Book] = weakref.WeakKeyDictionary()
         self._others = _Book()
+        # In the order in which all workers have made them together.
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._count = 0
 
     def begin(self) -> None:
-        """Forgets what is under way."""
-        for reducer in self._reducers():
-            reducer.reset()
+        """Forgets what is under way; called by all workers together."""
+        # What nobody uses any more is collected on one worker earlier than on another.
+        mine = {self._numbers[reducer]: reducer for reducer in self._reducers()}
+        patience = rendezvous.patience_from(os.environ)
+        everyone = self._group.all_gather("which sums to forget", sorted(mine), patience)
+        for number in sorted(set(mine).intersection(*map(set, everyone))):
+            mine[number].reset()
 
     @property
     def error(self) -> BaseException | None:
@@ -234,6 +243,8 @@ class _Workers:
                 reducer = self._connect(buckets)
             if reducer is None:
                 return None
+            self._numbers[reducer] = self._count
+            self._count += 1
             book.reducers[buckets, place] = reducer
         return book.reducers[buckets, place]
 
