@@ -62,7 +62,9 @@ def drill(
     words = program or []
     command = Command(words[0] if words else "", tuple(words[1:]))
     command.check()
-    LaunchSpec(command, workers=workers, ps=ps, grace=grace)  # Says what is wrong with a number.
+    LaunchSpec(
+        command=command, workers=workers, ps=ps, grace=grace
+    )  # Says what is wrong with a number.
     if not 0 < timeout < math.inf:
         raise ConfigError("--timeout to be a positive number of seconds", f"{timeout}")
     asked = kinds.parse(faults)

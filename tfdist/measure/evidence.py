@@ -237,8 +237,7 @@ def _same_history(wanted: Fit, found: Fit, label: str, exact: bool) -> Check:
             f"{k} {v[-1]:.6g}" for k, v in wanted.history.items() if v and _is_number(v[-1])
         )
         return Check(f"history{label}", True, f"{len(wanted.epochs)} epochs; last: {last}", exact)
-    names = [n for n in {**wanted.history, **found.history}]
-    for name in names:
+    for name in {**wanted.history, **found.history}:
         one, other = wanted.history.get(name), found.history.get(name)
         if json.dumps(one) != json.dumps(other):
             break

@@ -8,7 +8,7 @@ from tfdist.measure.drill import Result
 
 _LEFT, _WIDTH, _RIGHT = 110, 840, 20
 _ROW, _TOP = 30, 62
-_BAR, _DEAD, _FAULT, _COMMIT, _RESUME = "#4477aa", "#bbccdd", "#cc3311", "#228833", "#aa7700"
+_BAR, _FAULT, _COMMIT, _RESUME = "#4477aa", "#cc3311", "#228833", "#aa7700"
 
 
 def timeline(result: Result) -> str:
@@ -43,8 +43,8 @@ def timeline(result: Result) -> str:
                 f"{start.begin - run.begin:.1f} s to {end - run.begin:.1f} s"
             )
             parts.append(
-                f'<rect x="{x(start.begin):.1f}" y="{y + 4}" width="{width:.1f}" height="20" rx="3" '
-                f'fill="{_BAR}"><title>{escape(title)}</title></rect>'
+                f'<rect x="{x(start.begin):.1f}" y="{y + 4}" width="{width:.1f}" height="20" '
+                f'rx="3" fill="{_BAR}"><title>{escape(title)}</title></rect>'
             )
             if width > 14:
                 parts.append(
