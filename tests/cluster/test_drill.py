@@ -1,4 +1,4 @@
-"""`tfdist drill` on real clusters: what recovers is called exact, and what does not is found out."""
+"""`tfdist drill` on real clusters: exact recovery is called so, and any other is found out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _failed(told):
 
 
 def test_a_job_that_loses_a_worker_is_found_to_recover_exactly(tmp_path):
-    done, told = _drill(tmp_path, "--strategy", "default", workers=1)
+    done, told = _drill(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert told["exact"] and _failed(told) == set()
     assert [each["step"] for each in told["faults"]] == [18]
@@ -43,7 +43,7 @@ def test_a_job_that_loses_a_worker_is_found_to_recover_exactly(tmp_path):
     assert told["rows"] == [
         {"where": f"fit 1, epoch {n}", "peace": 70, "faults": 70} for n in range(1, 5)
     ]
-    assert [s["incarnation"] for s in told["starts"]] == [0, 1]
+    assert sorted(s["incarnation"] for s in told["starts"]) == [0, 0, 1, 1]
     assert (tmp_path / "drill-report" / "report.html").exists()
     assert not (tmp_path / "backup").exists()  # Both runs' commits go elsewhere.
 
