@@ -54,10 +54,13 @@ def drill(
 ) -> None:
     """Run a job in peace and with faults, and say whether it recovered exactly.
 
-    The script needs a tfdist.callbacks.BackupAndRestore and a seed. In a drill its commits go to a
-    directory of each run under --out, whatever directory it names; all else that it writes, both
-    runs write where they always do. Exit code 0 if weights, optimizer, history and examples are the
-    same, 1 if not, 2 for usage.
+    The script needs a tfdist.callbacks.BackupAndRestore and a seed.
+
+    In a drill its commits go to a directory of each run under --out,
+    whatever directory it names; all else goes where it always does.
+
+    Exit code 0 if weights, optimizer, history and examples are the same,
+    1 if not, 2 for usage.
     """
     words = program or []
     command = Command(words[0] if words else "", tuple(words[1:]))

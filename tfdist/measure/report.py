@@ -59,7 +59,8 @@ def page(result: Result) -> str:
     verdict = "Recovery was exact" if result.is_exact else "Recovery was not exact"
     style = "yes" if result.is_exact else "no"
     command = " ".join([job.script, *job.args])
-    tasks = f"{job.workers} workers" + (f", {job.ps} parameter servers" if job.ps else "")
+    tasks = _several(job.workers, "worker")
+    tasks += f", {_several(job.ps, 'parameter server')}" if job.ps else ""
     lost = told["steps_lost"]
     checks = (
         (
@@ -110,6 +111,10 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows)
     top = f"<tr>{titles}</tr>" if any(head) else ""
     return f"<table>{top}{body}</table>" if body else "<p>None.</p>"
+
+
+def _several(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _word(ok: bool, counts: bool) -> str:
