@@ -38,7 +38,7 @@ def test_a_full_disk_is_freed_after_a_commit_was_due_and_before_the_next_fault()
     found = faults.plan(faults.parse("full-disk,kill-chief"), 36, 4)
     assert found == (
         Strike("full-disk", 12),
-        Strike(faults.FREE_DISK, 16),
+        Strike(faults.FREE_DISK, 20),
         Strike("kill-chief", 24),
     )
     short = faults.plan(faults.parse("full-disk,kill-chief"), 9, 100)

@@ -115,7 +115,8 @@ def plan(faults: Sequence[Fault], steps: int, interval: int) -> tuple[Strike, ..
         step = fault.step or max(1, round(number * width))
         strikes.append(Strike(fault.kind, step))
         if fault.kind == "full-disk":
-            # Long enough for a commit to fail, and before the next fault.
-            lasts = max(1, min(max(interval, 2), int(width) - 1))
+            # Long enough for a commit to fail and for the next one to say so, and before the next
+            # fault.
+            lasts = max(1, min(max(2 * interval, 2), int(width) - 1))
             strikes.append(Strike(FREE_DISK, min(step + lasts, steps - 1)))
     return tuple(sorted(strikes, key=lambda strike: strike.step))

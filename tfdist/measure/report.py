@@ -100,7 +100,7 @@ resumptions, {lost} steps made again.</p>
 {_table(("when", "from step", "steps made again"), back)}
 <h2>Rows trained on</h2>
 {_table(("", "in peace", "with faults"), rows)}
-<h2>What the launcher said</h2>
+<h2>What the launcher said, and tasks about commits</h2>
 <pre>{escape(said)}</pre>
 </body></html>
 """

@@ -33,7 +33,11 @@ _LAUNCHER = (
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.01
 _END_SECONDS = 30.0
-_OWN_LINE = re.compile(r"tfdist run: (.*)")
+#: Lines of the launcher, and of tasks about commits.
+_TELLING = re.compile(
+    r"tfdist run: (.*)"
+    r"|(\[\w+ \d+\] )?.*?(the commit \S+ is passed over.*|training goes on.*|a commit was skipped.*)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +93,7 @@ class Run:
         notes: All that tasks have noted.
         starts: Processes.
         commits: Time, step and directory of each commit that was seen on the disk.
-        said: Time and text of what the launcher said.
+        said: Time and text of what the launcher said, and tasks about commits.
         begin: Seconds since 1970.
         end: The same.
     """
@@ -173,9 +177,10 @@ class Run:
             for line in process.stdout:
                 log.write(line)
                 log.flush()
-                match = _OWN_LINE.match(line.decode("utf-8", "replace"))
+                match = _TELLING.match(line.decode("utf-8", "replace"))
                 if match:
-                    self.said.append((time.time(), match[1]))
+                    text = match[1] or f"{match[2] or ''}{match[3]}"
+                    self.said.append((time.time(), text))
 
 
 def is_alive(pid: int) -> bool:
