@@ -36,7 +36,8 @@ _END_SECONDS = 30.0
 #: Lines of the launcher, and of tasks about commits.
 _TELLING = re.compile(
     r"tfdist run: (.*)"
-    r"|(\[\w+ \d+\] )?.*?(the commit \S+ is passed over.*|training goes on.*|a commit was skipped.*)"
+    r"|(\[\w+ \d+\] )?.*?"
+    r"(the commit \S+ is passed over.*|training goes on.*|a commit was skipped.*)"
 )
 
 

@@ -77,9 +77,12 @@ def timeline(result: Result) -> str:
         )
     for back in result.resumptions:
         at = x(back.time)
+        is_late = at > _LEFT + _WIDTH - 70
+        anchor, shift = ("end", -7) if is_late else ("start", 7)
         parts.append(
             f'<g fill="{_RESUME}"><path d="M{at:.1f} {bottom + 22} l-5 10 h10 z"/>'
-            f'<text x="{at + 7:.1f}" y="{bottom + 33}">from {back.step}</text>'
+            f'<text x="{at + shift:.1f}" y="{bottom + 33}" text-anchor="{anchor}">'
+            f"from {back.step}</text>"
             f"<title>goes on from step {back.step}, {back.lost} steps are made again</title></g>"
         )
     for row, text, colour in ((12, "commits", _COMMIT), (28, "resumed", _RESUME)):
