@@ -73,21 +73,34 @@ def test_a_reader_returns_each_whole_line_once(tmp_path):
     assert reader.fresh() == [{"time": 1, "kind": "end"}]
 
 
-def _evidence(folder, *, weight=1.0, loss=0.5, batches=((0, "a"), (0, "b")), start="w"):
+def _evidence(folder, *, weight=1.0, loss=0.5, batches=((0, "a"), (0, "b")), start="w", **more):
     """Leaves a run of one fit behind; `batches` are incarnations and digests, two an epoch."""
     folder.mkdir()
-    arrays = {"model/0/kernel": np.array([weight, 2.0]), "optimizer/0.0/0/iteration": np.array(4)}
+    updates, is_asynchronous = more.get("updates", 4), more.get("is_asynchronous", False)
+    arrays = {
+        "model/0/kernel": np.array([weight, 2.0]),
+        "optimizer/0.0/0/iteration": np.array(updates),
+    }
     names = sorted(arrays)
     np.savez(folder / "fit-1.npz", **{f"a{n}": arrays[name] for n, name in enumerate(names)})
     told = {"steps": 2, "epochs": [0], "history": {"loss": [loss]}, "names": names}
     (folder / "fit-1.json").write_text(json.dumps(told))
     opened = {"kind": "open", "is_chief": True, "fit": 1, "progress": 0, "weights": start}
-    notes = [{**opened, "is_seeded": True, "is_deterministic": True, "is_asynchronous": False}]
+    opened["is_asynchronous"] = is_asynchronous
+    notes = [{**opened, "is_seeded": True, "is_deterministic": True}]
     for number, (incarnation, digest) in enumerate(batches):
         place = {"fit": 1, "task": "worker 0", "epoch": 0, "batch": number % 2}
         note = {"kind": "batch", **place, "incarnation": incarnation, "rows": 8}
         notes.append({**note, "digest": digest})
     return evidence.gather(folder, notes)
+
+
+def test_a_lost_update_is_a_difference_where_weights_are_not(tmp_path):
+    peace = _evidence(tmp_path / "peace", is_asynchronous=True)
+    other = _evidence(tmp_path / "faults", is_asynchronous=True, weight=9.0, loss=1.0)
+    assert _failed(evidence.compare(peace, other)) == {}
+    lost = _evidence(tmp_path / "lost", is_asynchronous=True, updates=3)
+    assert _failed(evidence.compare(peace, lost)) == {"updates": "[4] / [3]"}
 
 
 def _failed(checks):

@@ -137,6 +137,11 @@ def drill(
             second.go(0)
             again = evidences.gather(second.folder, second.notes) if second.code == 0 else None
         reasons = evidences.why(wanted, found, again, differs)
+    if wanted.is_asynchronous:
+        reasons.append(
+            "Workers do not wait for each other: weights and history come out differently every "
+            "time, and are shown only. Steps, updates and examples decide."
+        )
     for name in _RUNS:
         shutil.rmtree(folder / name / COMMITS, ignore_errors=True)
     return Result(

@@ -127,6 +127,7 @@ def compare(wanted: Evidence, found: Evidence) -> list[Check]:
             continue
         label = "" if len(wanted.fits) == 1 else f" of fit {number}"
         checks += _same_arrays(fit, other, label, exact)
+        checks.append(_same_updates(fit, other, label))
         checks.append(_same_history(fit, other, label, exact))
     checks.append(_same_counts(wanted, found))
     checks.append(_same_contents(wanted, found))
@@ -198,6 +199,15 @@ def _same_fits(wanted: Evidence, found: Evidence) -> Check:
     same = one == other and list(wanted.fits) == list(found.fits)
     text = described(wanted) if same else f"{described(wanted)} / {described(found)}"
     return Check("steps and epochs", same, text)
+
+
+def _same_updates(wanted: Fit, found: Fit, label: str) -> Check:
+    one, other = (
+        [int(v) for k, v in fit.arrays.items() if k.endswith("/iteration")]
+        for fit in (wanted, found)
+    )
+    text = ", ".join(map(str, one)) if one == other else f"{one} / {other}"
+    return Check(f"updates{label}", one == other, text or "no optimizer counts them")
 
 
 def _same_arrays(wanted: Fit, found: Fit, label: str, exact: bool) -> list[Check]:

@@ -30,6 +30,7 @@ from tensorflow.python.framework import config as tensorflow_config
 
 from tfdist.callbacks.backup import BackupAndRestore
 from tfdist.engine import seeds
+from tfdist.engine.parcels import Packed
 from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.training import Training
 from tfdist.engine.watcher import Watcher
@@ -107,7 +108,7 @@ class Observer:
             batches, number = inner(), training.batch
             try:
                 for batch in batches:
-                    rows, digest = _contents(getattr(batch, "data", batch))
+                    rows, digest = _contents(batch)
                     self.notes.add(
                         "batch",
                         fit=fit,
@@ -202,14 +203,18 @@ class Recorder(Watcher):
             )
 
 
-def _contents(data: Any) -> tuple[int, str]:
+def _contents(batch: Any) -> tuple[int, str]:
     """Returns the number of rows in this process's part of a batch, and a digest of it."""
+    # To parameter servers batches go as bytes.
+    data = tuple(batch) if isinstance(batch, Packed) else getattr(batch, "data", batch)
     digest = hashlib.sha256()
     leaves = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None]
     arrays = [np.asarray(leaf) for leaf in leaves]
     for array in arrays:
         text = repr(array.tolist()).encode() if array.dtype.kind == "O" else array.tobytes()
         digest.update(f"{array.dtype} {array.shape} ".encode() + text)
+    if isinstance(batch, Packed):
+        return batch.rows, digest.hexdigest()[:16]
     first = data
     while isinstance(first, (list, tuple, dict)) and first:
         first = next(iter(first.values())) if isinstance(first, dict) else first[0]
