@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.harness import CLI
 from tests.support.harness import ROOT
+from tests.support.harness import eventually
+from tfdist.measure.runs import is_alive
 
 SCRIPT = Path(__file__).parent / "scripts" / "drill" / "train.py"
 
@@ -89,3 +93,33 @@ def test_a_full_disk_and_sigterm_are_recovered_from_exactly(tmp_path):
     if not told["skipped"]:
         log = (tmp_path / "drill-report" / "faults" / "output.log").read_text()
         assert "could not be written" in log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_drill_that_is_killed_leaves_no_process(number, tmp_path):
+    command = [*CLI, "drill", "--workers", "2", str(SCRIPT)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    log = tmp_path / "drill-report" / "peace" / "output.log"
+
+    def pids():
+        text = log.read_text() if log.exists() else ""
+        words = [line.split() for line in text.splitlines() if "is process" in line]
+        return [int(line[line.index("process") + 1]) for line in words]
+
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL) as drill:
+        try:
+            assert eventually(lambda: len(pids()) == 2, 60)
+            time.sleep(1.0)
+            assert all(is_alive(pid) for pid in pids())
+        finally:
+            drill.send_signal(number)
+    assert drill.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert eventually(lambda: not any(is_alive(pid) for pid in pids()), 10)
+
+
+@pytest.mark.slow
+def test_a_job_that_outlives_its_deadline_is_ended_and_said_so(tmp_path):
+    done, told = _drill(tmp_path, options=["--timeout", "2"])
+    assert done.returncode == 1 and told is None
+    assert "raise --timeout" in done.stderr

@@ -102,7 +102,7 @@ def drill(
     """
     folder = folder.resolve()
     for name in _RUNS:
-        shutil.rmtree(folder / name, ignore_errors=True)
+        _clear(folder / name)
     say("the job runs in peace")
     peace = Run(job, folder / "peace")
     peace.go(0)
@@ -155,6 +155,22 @@ def drill(
         tuple(reasons),
         _rows(wanted, found),
     )
+
+
+def _clear(folder: Path) -> None:
+    """Removes what an earlier drill has left of a run."""
+    if (folder / COMMITS).is_mount():  # It was killed.
+        injectors.unmount(folder / COMMITS)
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ConfigError(
+            "--out to be a directory whose earlier drill can be removed",
+            f"{str(folder)!r} ({error.strerror})",
+            "name another directory",
+        ) from error
 
 
 def _check_peace(run: Run) -> None:

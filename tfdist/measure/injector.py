@@ -147,8 +147,13 @@ def small_disk(folder: Path, size: int) -> Iterator[None]:
     try:
         yield
     finally:
-        # Lazily: whoever still looks at it does not keep it there.
-        subprocess.run(["umount", "-l", str(disk)], capture_output=True, timeout=20, check=False)
+        unmount(disk)
+
+
+def unmount(disk: Path) -> None:
+    """Takes a small disk away."""
+    # Lazily: whoever still looks at it does not keep it there.
+    subprocess.run(["umount", "-l", str(disk)], capture_output=True, timeout=20, check=False)
 
 
 def _targets(run: Run, kind: str) -> dict[str, int]:
