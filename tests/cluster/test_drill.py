@@ -52,6 +52,7 @@ def test_a_job_that_loses_a_worker_is_found_to_recover_exactly(tmp_path):
     assert not (tmp_path / "backup").exists()  # Both runs' commits go elsewhere.
 
 
+@pytest.mark.slow
 def test_a_script_without_a_backup_is_refused_with_the_fix(tmp_path):
     done, told = _drill(tmp_path, "--no-backup", "--strategy", "default", workers=1)
     assert done.returncode == 2 and told is None

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from tfdist.errors import ConfigError
+from tfdist.errors import TfdistError
 from tfdist.measure import evidence
 from tfdist.measure import faults
 from tfdist.measure import report
 from tfdist.measure.drill import Result
 from tfdist.measure.drill import Resumption
+from tfdist.measure.drill import check_peace
 from tfdist.measure.faults import Fault
 from tfdist.measure.faults import Strike
 from tfdist.measure.injector import Struck
@@ -212,3 +214,21 @@ def test_the_report_is_one_page_that_needs_nothing_else(tmp_path):
     assert told["exact"] is False and told["steps_lost"] == 2
     assert told["faults"][0]["time"] == 19.0
     assert [s["end"] for s in told["starts"]] == [20.0, 20.0, None, None]
+
+
+def test_a_job_that_is_no_use_to_drill_is_refused(tmp_path):
+    run = Run(Job("train.py", timeout=7.0), tmp_path)
+    run.notes.append({"kind": "fit", "has_backup": False})
+    with pytest.raises(TfdistError, match="within 7 s") as late:
+        check_peace(run)
+    assert late.value.exit_code == 1
+    for code, expected in ((3, 1), (2, 2), (0, 2)):
+        run.code = code
+        with pytest.raises(TfdistError) as refused:
+            check_peace(run)
+        assert refused.value.exit_code == expected
+    assert "write model.fit(..., callbacks=[tfdist.callbacks.BackupAndRestore('" in str(
+        refused.value
+    )
+    run.notes.append({"kind": "fit", "has_backup": True})
+    check_peace(run)

@@ -106,7 +106,7 @@ def drill(
     say("the job runs in peace")
     peace = Run(job, folder / "peace")
     peace.go(0)
-    _check_peace(peace)
+    check_peace(peace)
     wanted = evidences.gather(peace.folder, peace.notes)
     steps = max((n["progress"] for n in peace.notes if n["kind"] == "step"), default=0)
     say(f"in peace it took {peace.end - peace.begin:.1f} s for {steps} steps")
@@ -173,7 +173,16 @@ def _clear(folder: Path) -> None:
         ) from error
 
 
-def _check_peace(run: Run) -> None:
+def check_peace(run: Run) -> None:
+    """Makes sure that a run in peace is one to compare with.
+
+    Args:
+        run: It has ended.
+
+    Raises:
+        ConfigError: Its script has no `BackupAndRestore`.
+        TfdistError: It has failed, or was ended at its deadline.
+    """
     if run.code is None:
         raise TfdistError(
             f"the job to end within {run.job.timeout:g} s in peace",
