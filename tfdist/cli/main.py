@@ -29,6 +29,7 @@ VERBS = {
     "env": "Say where this process is: environment, task, cluster, strategy.",
     "doctor": "Check names, ports, peers, versions and folders before a run.",
     "run": "Run a script in a real cluster of processes on this machine.",
+    "drill": "Run a script in peace and with faults, and say whether it recovered exactly.",
 }
 
 _EXIT_INTERRUPTED = 130

@@ -83,6 +83,18 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
+def on_import(name: str, action: Callable[[], None]) -> None:
+    """Has `action` called once the module `name` is imported; at once if it is. See `install`.
+
+    Args:
+        name: Dotted name of a module that is not watched yet.
+        action: Called after its code has run.
+    """
+    _ACTIONS[name] = action
+    if name in sys.modules:
+        action()
+
+
 def uninstall() -> None:
     """Stops watching. What has been activated stays (`tfdist.deactivate` takes it out)."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]

@@ -47,6 +47,9 @@ log = logging.getLogger("absl")
 
 _current: weakref.WeakKeyDictionary[Any, Training] = weakref.WeakKeyDictionary()
 
+#: Called with every training that is about to be opened: here measurements add their watchers.
+observers: list[Callable[[Training], None]] = []
+
 
 def of(model: Any) -> Training | None:
     """Returns the training of `model` that is under way, or None."""
@@ -94,6 +97,8 @@ class Training:
         self._found: Resumption | None = None
         self._tables: list[Any] = []
         self._is_done = False
+        for observe in observers:
+            observe(self)
 
     def __enter__(self) -> Training:
         _current[self.model] = self
@@ -242,6 +247,11 @@ class Training:
     def watch(self, watcher: Any) -> None:
         """Lets a `Watcher` that is not among the callbacks act at boundaries."""
         self._watchers.append(watcher)
+
+    @property
+    def watchers(self) -> tuple[Any, ...]:
+        """Who acts at boundaries."""
+        return tuple(self._watchers)
 
     def commit(self, *, wait: bool = False) -> None:
         """Makes the position durable, if anybody here does that: see `Watcher.commit`."""
