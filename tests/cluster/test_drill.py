@@ -37,6 +37,7 @@ def _failed(told):
     return {c["name"] for c in told["checks"] if c["counts"] and not c["ok"]}
 
 
+@pytest.mark.slow
 def test_a_job_that_loses_a_worker_is_found_to_recover_exactly(tmp_path):
     done, told = _drill(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
