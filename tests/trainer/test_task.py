@@ -114,7 +114,7 @@ def test_mirrored_replicas_train_like_one_and_write_where_the_job_says(train, si
     # A flag goes before its variable.
     assert not (tmp_path / "aip" / "checkpoints").exists()
     checkpoints = sorted(path.name for path in (tmp_path / "flag").iterdir())
-    assert checkpoints == ["epoch-0001.keras", "epoch-0002.keras"]
+    assert checkpoints == ["backup", "epoch-0001.keras", "epoch-0002.keras"]
     mirrored = rows(tmp_path / "aip" / "logs" / "history.csv")
     assert len(mirrored) == 2
     # The same examples in the same batches, so the same numbers as in one process.
@@ -129,7 +129,7 @@ def test_flights_run_without_checkpoints_and_events_where_they_are_not_wanted(tr
         *("--config", str(CONFIGS / "flights-single.yaml")),
         *("--set", "experiment.options.max_rows=3000", "--set", "training.epochs=3"),
         *("--set", "training.steps_per_epoch=2"),
-        *("--set", "output={directory: here, checkpoint: none, tensorboard: false}"),
+        *("--set", "output={directory: here, checkpoint: none, backup: none, tensorboard: false}"),
         *("--log_dir", "elsewhere"),
         cwd=tmp_path,
     )
