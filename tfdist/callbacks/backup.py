@@ -16,6 +16,7 @@ from tfdist.cluster import notice
 from tfdist.cluster import words
 from tfdist.engine import activate
 from tfdist.engine import differences
+from tfdist.engine import scope
 from tfdist.engine import training as trainings
 from tfdist.engine.description import describe
 from tfdist.engine.position import Position
@@ -112,7 +113,7 @@ class BackupAndRestore(Watcher):
         """Makes sure that a loop that knows boundaries is under way."""
         if trainings.of(self.model) is not None:
             return
-        if getattr(self.model, "_distribute_strategy", None) is None:
+        if scope.is_without_strategy(self.model):
             # In `model.fit(callbacks=[BackupAndRestore(...)])` Python looks up `model.fit` first,
             # and what making this callback has put into Keras comes too late.
             raise UnsupportedError(

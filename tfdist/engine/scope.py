@@ -98,3 +98,8 @@ def _is_outside(variable: Any, strategy: Any) -> bool:
     if not isinstance(value, tf.Variable):
         return False
     return getattr(value, "_distribute_strategy", None) is not strategy
+
+
+def is_without_strategy(model: Any) -> bool:
+    """Whether `model` was built outside every strategy's scope, or is no model yet."""
+    return getattr(model, "_distribute_strategy", None) is None
