@@ -1,0 +1,45 @@
+"""Vertex AI custom jobs: worker pools from a config, checked, rendered, submitted, followed.
+
+spec = tfdist.vertex.load("configs/digits-vertex.yaml")
+tfdist.vertex.check(spec)             # every mistake with its rule and its fix, nothing billed
+body = tfdist.vertex.render(spec)     # the CustomJob, as the service takes it
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+from typing import Any
+
+if TYPE_CHECKING:
+    from tfdist.vertex.spec import Accelerator as Accelerator
+    from tfdist.vertex.spec import Disk as Disk
+    from tfdist.vertex.spec import JobSpec as JobSpec
+    from tfdist.vertex.spec import Pool as Pool
+    from tfdist.vertex.spec import Pools as Pools
+    from tfdist.vertex.spec import Reservation as Reservation
+    from tfdist.vertex.spec import Scheduling as Scheduling
+
+_PUBLIC = {
+    "Accelerator": "tfdist.vertex.spec",
+    "Disk": "tfdist.vertex.spec",
+    "JobSpec": "tfdist.vertex.spec",
+    "Pool": "tfdist.vertex.spec",
+    "Pools": "tfdist.vertex.spec",
+    "Reservation": "tfdist.vertex.spec",
+    "Scheduling": "tfdist.vertex.spec",
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'tfdist.vertex' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])
