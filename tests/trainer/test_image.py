@@ -16,10 +16,10 @@ import shutil
 import subprocess
 
 import pytest
-
-import tfdist.vertex
 from tfdist.vertex.local import JobState
 from tfdist.vertex.local import LocalJob
+
+import tfdist.vertex
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
