@@ -180,7 +180,14 @@ def keys(kind: type, above: _Path = ()) -> Iterator[_Path]:
 
 
 def _nearest(place: _Path, kind: type, path: _Path) -> str:
-    """Says which key was probably meant: first among its siblings, then anywhere."""
+    """Says which key was probably meant: one of its siblings, or one that is elsewhere."""
+    holder: Any = kind
+    for name in place[:-1]:
+        holder = _dataclass(typing.get_type_hints(holder).get(name))
+    # A class may know what people look for in it.
+    hint = getattr(holder, "ELSEWHERE", {}).get(place[-1])
+    if hint is not None:
+        return str(hint)
     known = list(keys(kind))
     siblings = {key[-1]: key for key in known if key[:-1] == place[:-1]}
     everywhere = {key[-1]: key for key in known}

@@ -47,7 +47,9 @@ def load(path: str, overrides: Sequence[str] = ()) -> JobSpec:
     """
     from trainer import config
 
-    loaded = config.load(path, overrides)
+    content = config.read(path, overrides)
+    source = " ".join([path, *(f"--set {override}" for override in overrides)])
+    loaded = config.check(_complete(content), source)
     spec = loaded.vertex
     if not isinstance(spec, JobSpec):
         raise ConfigError(
@@ -56,7 +58,7 @@ def load(path: str, overrides: Sequence[str] = ()) -> JobSpec:
             "add project, region, image and pools as in configs/digits-vertex.yaml",
         )
     changes: dict[str, Any] = {}
-    if not spec.display_name:
+    if not spec.display_name and "experiment" in content:
         changes["display_name"] = loaded.experiment.name
     if spec.strategy is None:
         changes["strategy"] = loaded.strategy.name
@@ -65,6 +67,15 @@ def load(path: str, overrides: Sequence[str] = ()) -> JobSpec:
     if runs_trainer(spec):
         changes["args"] = ("--config", config.as_argument(path, overrides))
     return dataclasses.replace(spec, **changes)
+
+
+def _complete(content: dict[Any, Any]) -> dict[Any, Any]:
+    """Adds an experiment to a file that is for a program of the user's own and needs none."""
+    section = content.get("vertex")
+    if "experiment" in content or not isinstance(section, dict):
+        return content
+    own = section.get("command") or section.get("args") or section.get("module", TRAINER) != TRAINER
+    return {**content, "experiment": {"name": "digits"}} if own else content
 
 
 def runs_trainer(spec: JobSpec) -> bool:
