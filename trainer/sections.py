@@ -190,7 +190,7 @@ def _nearest(place: _Path, kind: type, path: _Path) -> str:
         return str(hint)
     known = list(keys(kind))
     siblings = {key[-1]: key for key in known if key[:-1] == place[:-1]}
-    everywhere = {key[-1]: key for key in known}
+    everywhere = {key[-1]: key for key in reversed(known)}  # The first of a name stays.
     for candidates in (siblings, everywhere):
         if close := difflib.get_close_matches(place[-1], candidates, n=1, cutoff=0.6):
             return f"did you mean {_dotted(path, candidates[close[0]])}?"

@@ -16,6 +16,7 @@ rest of the config by value, so that the image needs no file of that name.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,8 @@ def load(path: str, overrides: Sequence[str] = ()) -> JobSpec:
     Returns:
         The job. Its display name is the experiment's and its strategy the config's where the
         section names none; its program is `trainer.task` with this config unless the section
-        says `command`, `args` or `module`.
+        says `command`, `args` or `module`. A file for such a program needs no experiment, and
+        its name is then that of the job.
 
     Raises:
         ConfigError: The config is not valid, or has no `vertex:` section.
@@ -58,8 +60,9 @@ def load(path: str, overrides: Sequence[str] = ()) -> JobSpec:
             "add project, region, image and pools as in configs/digits-vertex.yaml",
         )
     changes: dict[str, Any] = {}
-    if not spec.display_name and "experiment" in content:
-        changes["display_name"] = loaded.experiment.name
+    if not spec.display_name:
+        named = "experiment" in content
+        changes["display_name"] = loaded.experiment.name if named else pathlib.Path(path).stem
     if spec.strategy is None:
         changes["strategy"] = loaded.strategy.name
     if spec.strategy_replicas is None:

@@ -241,7 +241,7 @@ def lines(made: Plan) -> list[str]:
     written += [
         f"{'restarts':<11}{made.restarts}",
         f"{'scheduling':<11}{made.scheduling}",
-        f"{'output':<11}{made.output or 'nothing outlives the machines'}",
+        f"{'output':<11}{made.output or 'only what the program itself sends away'}",
         f"{'billed':<11}{billed or 'nothing beside the persistent resource'}",
     ]
     return written + [f"{'warning':<11}{finding}" for finding in made.warnings]

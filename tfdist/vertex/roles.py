@@ -14,7 +14,7 @@ from tfdist.strategies.choose import VARIABLE
 from tfdist.strategies.choose import Choice
 from tfdist.strategies.choose import choose
 from tfdist.strategies.choose import requested
-from tfdist.vertex.render import body
+from tfdist.vertex.render import pools
 from tfdist.vertex.spec import POOL_INDEX
 from tfdist.vertex.spec import REDUCTION_SERVER
 from tfdist.vertex.spec import JobSpec
@@ -44,7 +44,7 @@ def cluster_of(spec: JobSpec, role: str) -> Cluster:
         },
         "environment": "cloud",
         "task": {"type": f"workerpool{POOL_INDEX[role]}", "index": 0},
-        "job": body(spec)["jobSpec"],
+        "job": {"workerPoolSpecs": pools(spec)},
     }
     # What the job sets for every replica, not what this machine has set for itself.
     given = {name: value for name, value in spec.env.items() if name not in WHO_AM_I}

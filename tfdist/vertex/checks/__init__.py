@@ -10,6 +10,7 @@ rules know about the service is in `tfdist/vertex/facts.yaml`.
 from __future__ import annotations
 
 import datetime
+import functools
 
 from tfdist.vertex.checks import accelerators
 from tfdist.vertex.checks import images
@@ -26,6 +27,7 @@ from tfdist.vertex.checks.finding import Finding as Finding
 from tfdist.vertex.checks.finding import JobError as JobError
 from tfdist.vertex.checks.rules import RULES as RULES
 from tfdist.vertex.checks.rules import Job
+from tfdist.vertex.checks.rules import Rule
 from tfdist.vertex.facts import facts
 from tfdist.vertex.spec import JobSpec
 
@@ -59,8 +61,14 @@ def check(spec: JobSpec, *, today: datetime.date | None = None) -> tuple[Finding
         JobError: The job breaks rules. All of them are listed, each with its name and what to do.
     """
     job = Job(spec, facts(), today or datetime.date.today())
-    found = [finding for each in RULES.values() for finding in each.findings(job)]
+    found = [finding for each in _in_order() for finding in each.findings(job)]
     problems = [finding for finding in found if finding.is_error]
     if problems:
         raise JobError(problems)
     return tuple(found)
+
+
+@functools.cache
+def _in_order() -> tuple[Rule, ...]:
+    places = {module.__name__: place for place, module in enumerate(MODULES)}
+    return tuple(sorted(RULES.values(), key=lambda each: places[each.function.__module__]))

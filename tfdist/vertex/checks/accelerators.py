@@ -56,6 +56,12 @@ def machine_accelerator(job: Job) -> Findings:
             yield from _brought(role, machine, given)
         elif given is not None and known is not None and known.kind == GPU:
             yield from _attached(job, role, machine, given)
+        elif given is not None:
+            yield problem(
+                f"a TPU machine for {given.type}",
+                f"{machine.type} in {role}",
+                "name a machine such as ct5lp-hightpu-4t with its tpu_topology, or cloud-tpu",
+            )
 
 
 def _brought(role: str, machine: Machine, given: Accelerator | None) -> Findings:

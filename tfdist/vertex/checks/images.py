@@ -18,6 +18,10 @@ KERAS = "3.15"
 TENSORFLOW = "2.21"
 
 _OWN_IMAGE = "build an image with the Dockerfile, and set vertex.code to image"
+_NO_TRAINING = {
+    "docker.pkg.dev/vertex-ai/prediction/": "one for serving",
+    "training/reductionserver": "that of the Reduction Server",
+}
 _REFERENCE = re.compile(
     r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._-]+(?:/[a-z0-9._-]+)*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
@@ -28,6 +32,13 @@ _REFERENCE = re.compile(
 def image(job: Job) -> Findings:
     """The image is the name of one in a registry."""
     given = job.spec.image
+    for path, what in _NO_TRAINING.items():
+        if path in given:
+            yield problem(
+                "an image for training",
+                f"{what}, {given!r}",
+                "name your own image, or a prebuilt one of .../vertex-ai/training/",
+            )
     if _REFERENCE.fullmatch(given):
         return
     fix = "write REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE:TAG"

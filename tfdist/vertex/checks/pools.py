@@ -130,7 +130,7 @@ def strategy_pools(job: Job) -> Findings:
             if error.expected in seen:
                 continue
             seen.add(error.expected)
-            alone = dataclasses.replace(job.spec, strategy=None, strategy_replicas=None)
+            alone = dataclasses.replace(job.spec, strategy=None, strategy_replicas=None, env={})
             able = roles.choice_of(alone, role).name
             yield problem(
                 error.expected,

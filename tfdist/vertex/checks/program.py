@@ -15,7 +15,7 @@ LONGEST_WORD = 131_071
 
 _SEVERAL = re.compile(r"--?[A-Za-z][\w-]*\s+\S.*", re.DOTALL)
 _REFERENCE = re.compile(r"(?<!\$)\$\([A-Za-z_][A-Za-z0-9_]*\)")
-_VARIABLE = re.compile(r"\$\{?[A-Za-z_][A-Za-z0-9_]*\}?")
+_VARIABLE = re.compile(r"(?:^|=)\$\{?[A-Za-z_]")
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _SHELLS = ("sh", "bash", "dash", "zsh")
 _OPERATORS = ("|", "||", "&&", ";", ">", ">>", "<", "2>&1")
