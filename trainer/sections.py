@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import types
 import typing
@@ -60,6 +61,7 @@ def read(kind: type, given: Any, path: _Path, problems: list[str]) -> Any:
     return _build(kind, checked)
 
 
+@functools.cache
 def _model(kind: type) -> type[pydantic.BaseModel]:
     """Returns a closed, strict pydantic model with the fields of a dataclass."""
     hints = typing.get_type_hints(kind)

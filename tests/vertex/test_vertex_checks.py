@@ -17,12 +17,15 @@ from tests.support.specs import pools
 from tfdist.vertex import Accelerator
 from tfdist.vertex import Disk
 from tfdist.vertex import JobError
+from tfdist.vertex import JobSpec
 from tfdist.vertex import Pool
 from tfdist.vertex import Reservation
 from tfdist.vertex import Scheduling
 from tfdist.vertex import check
 from tfdist.vertex.checks import MODULES
 from tfdist.vertex.checks import RULES
+from tfdist.vertex.checks import images
+from trainer.sections import keys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TODAY = datetime.date(2026, 11, 30)
@@ -564,6 +567,26 @@ def test_every_rule_is_tested_and_documented_with_what_it_demands():
     for name, rule in RULES.items():
         assert rule.summary.endswith("."), name
         assert rows.get(name) == rule.summary.rstrip("."), name
+
+
+def test_the_versions_that_the_rules_ask_for_are_those_of_the_package():
+    setup = (ROOT / "setup.cfg").read_text()
+    assert f"keras>={images.KERAS}," in setup
+    assert f"tensorflow[and-cuda]>={images.TENSORFLOW}," in setup
+    assert f"python_requires = >={'.'.join(map(str, images.PYTHON))}\n" in setup
+
+
+def test_every_key_of_the_section_is_documented():
+    text = (ROOT / "docs" / "vertex.md").read_text()
+    for path in keys(JobSpec):
+        if path[0] == "pools":
+            path = path[2:] if len(path) > 2 else path
+            path = path[:1] if path[:1] == ("reservation",) else path
+        assert f"`{'.'.join(path)}`" in text or path == ("reservation",) or path in _HOLDERS, path
+
+
+#: Keys that only hold others.
+_HOLDERS = {("pools",), ("scheduling",), ("accelerator",), ("disk",)}
 
 
 def test_every_module_of_rules_is_asked():

@@ -268,6 +268,11 @@ def test_what_gcloud_takes_as_flags_is_in_the_first_line_of_its_file():
     )
 
 
+def test_a_name_with_line_ends_stays_in_the_comment_of_gclouds_file():
+    spec = job(display_name="two\nworkerPoolSpecs: []")
+    assert yaml.safe_load(text(spec, "gcloud")) == render(spec)["jobSpec"]
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_example_is_a_job_that_the_protobufs_take(path):
     spec = load(str(path))

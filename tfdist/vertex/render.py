@@ -102,7 +102,9 @@ def text(spec: JobSpec, form: str = "json") -> str:
 
     if form == "yaml":
         return dumped(made)
-    return f"# {gcloud(spec)}\n{dumped(made['jobSpec'])}"
+    # A name may hold line ends, and they must not end the comment.
+    comment = "\n# ".join(gcloud(spec).splitlines())
+    return f"# {comment}\n{dumped(made['jobSpec'])}"
 
 
 def gcloud(spec: JobSpec, path: str = "FILE") -> str:

@@ -85,6 +85,7 @@ class Pool:
         "spot": "spot-per-job: Spot is for the whole job, scheduling.strategy: spot",
         "preemptible": "spot-per-job: Spot is for the whole job, scheduling.strategy: spot",
         "strategy": "scheduling.strategy is for the whole job",
+        "scheduling": "spot-per-job: scheduling is for the whole job, vertex.scheduling",
         "command": "every pool runs the same program, vertex.command",
         "args": "every pool runs the same program, vertex.args",
         "env": "every pool has the same variables, vertex.env",
