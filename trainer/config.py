@@ -12,13 +12,15 @@
 mistake is a `ConfigError` that names the dotted path: unknown keys with the nearest known one,
 wrong types with the value and the type that was expected, bad YAML with its line and column.
 All mistakes of a file are shown at once.
+
+Sections such as `vertex:` say where the run takes place; training itself does not look at them.
+Containers and machines elsewhere get the rest by value, as one argument (`as_argument`).
 """
 
 from __future__ import annotations
 
 import difflib
-import pathlib
-import re
+import json
 import types
 import typing
 from collections.abc import Iterator
@@ -29,10 +31,11 @@ from typing import Any
 from typing import Literal
 
 import pydantic
-import yaml
 
 from tfdist.errors import ConfigError
+from trainer import documents
 from trainer import experiments
+from trainer import sections
 
 #: A count: a whole number of at least 1.
 Count = Annotated[int, pydantic.Field(gt=0)]
@@ -125,44 +128,88 @@ class OutputConfig(Section):
 
 
 class Config(Section):
-    """All of a training run."""
+    """All of a training run.
+
+    Attributes:
+        vertex: A `tfdist.vertex.JobSpec`, what the file does not say at its default.
+        kubernetes: What `tfdist.schedulers` has to know, and so on.
+    """
 
     experiment: ExperimentConfig
     strategy: StrategyConfig = StrategyConfig()
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     output: OutputConfig = OutputConfig()
+    vertex: Annotated[Any, pydantic.SkipValidation] = None
+    kubernetes: Annotated[Any, pydantic.SkipValidation] = None
+    slurm: Annotated[Any, pydantic.SkipValidation] = None
+    ray: Annotated[Any, pydantic.SkipValidation] = None
 
 
 def load(path: str, overrides: Sequence[str] = ()) -> Config:
-    """Reads and checks a config file.
+    """Reads and checks a config.
 
     Args:
-        path: The YAML file.
+        path: The YAML file, or the config itself where it begins with "{".
         overrides: `key.path=value` texts, the value in YAML; later ones win.
 
     Returns:
-        The config, with `experiment.options` an instance of the experiment's `Options`.
+        The config, with `experiment.options` an instance of the experiment's `Options` and each
+        section of `trainer.sections` an instance of its class.
 
     Raises:
         ConfigError: The file cannot be read or is not a valid config; every problem is listed.
     """
-    content = _parse(_read(path), path)
+    source = " ".join([documents.named(path), *(f"--set {override}" for override in overrides)])
+    return check(read(path, overrides), source)
+
+
+def as_argument(path: str, overrides: Sequence[str] = ()) -> str:
+    """Returns a config by value, for `--config` where there is no such file.
+
+    Args:
+        path: As in `load`.
+        overrides: As in `load`; they are contained.
+
+    Returns:
+        One line of JSON without the sections that say where to run. It has no "$": schedulers
+        replace `$(NAME)` in arguments.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    content = read(path, overrides)
+    kept = {key: value for key, value in content.items() if key not in sections.SECTIONS}
+    return json.dumps(kept, ensure_ascii=False, default=str).replace("$", "\\u0024")
+
+
+def read(path: str, overrides: Sequence[str] = ()) -> dict[Any, Any]:
+    """Returns what a config says, overrides applied, for `check`.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    name = documents.named(path)
+    content = documents.read(path)
     if content is None:
-        raise ConfigError(f"a config in {path}", "an empty file", "start from a file in configs/")
+        raise ConfigError(f"a config in {name}", "an empty file", "start from a file in configs/")
     if not isinstance(content, dict):
         raise ConfigError(
-            f"sections such as 'experiment:' at the top of {path}",
+            f"sections such as 'experiment:' at the top of {name}",
             repr(content),
             "start from a file in configs/",
         )
     for override in overrides:
         _apply(override, content)
-    source = " ".join([path, *(f"--set {override}" for override in overrides)])
-    return _validate(content, source)
+    return content
 
 
-def _validate(content: dict[Any, Any], source: str) -> Config:
+def check(content: dict[Any, Any], source: str) -> Config:
+    """Returns the config that `content` is, as `load` does.
+
+    Raises:
+        ConfigError: It is not valid; every problem is listed. `source` is what it is called.
+    """
     problems: list[str] = []
     # A section whose keys are all commented out reads as null.
     content = {
@@ -170,6 +217,10 @@ def _validate(content: dict[Any, Any], source: str) -> Config:
         for key, value in content.items()
         if value is not None or key not in Config.model_fields
     }
+    for name in sections.SECTIONS:
+        if name in content:
+            kind = sections.kind(name)
+            content[name] = sections.read(kind, content[name], (name,), problems)
     experiment = content.get("experiment")
     if isinstance(experiment, dict) and isinstance(experiment.get("name"), str):
         # The type of the options is known only once the experiment is.
@@ -267,62 +318,4 @@ def _apply(override: str, content: dict[Any, Any]) -> None:
         # What is not a mapping is replaced, and the check of the whole then refuses the path.
         section[key] = dict(below) if isinstance(below, Mapping) else {}
         section = section[key]
-    section[keys[-1]] = _parse(text, f"--set {override}")
-
-
-def _read(path: str) -> str:
-    try:
-        return pathlib.Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        folder = pathlib.Path(path).parent
-        beside = sorted(str(file) for file in folder.glob("*.yaml"))
-        close = difflib.get_close_matches(path, beside, n=1, cutoff=0.0)
-        fix = f"did you mean {close[0]}" if close else "check --config and the working directory"
-        raise ConfigError("a config file", f"{path}, which does not exist", fix) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            "a config file that can be read", f"{path}: {error}", "check --config"
-        ) from error
-
-
-def _parse(text: str, source: str) -> Any:
-    """Returns the content of one YAML document."""
-    try:
-        return yaml.load(text, Loader=_Loader)  # _Loader derives from SafeLoader.
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        position = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        what = ", ".join(filter(None, (error.context, error.problem)))
-        raise ConfigError(
-            "valid YAML", f"{source}{position}: {what}", "correct that line"
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError("valid YAML", f"{source}: {error}", "save it as UTF-8 text") from error
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which a key may be written once, and `1e-3` is a number."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[Any, int] = {}
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
-                continue
-            key = self.construct_object(key_node)
-            if key in seen:
-                # YAML forbids it and PyYAML lets the last one win, so half of an edit gets lost.
-                raise yaml.constructor.ConstructorError(
-                    None,
-                    None,
-                    f"key {key!r} given twice, first in line {seen[key]}",
-                    key_node.start_mark,
-                )
-            seen[key] = key_node.start_mark.line + 1
-        return super().construct_mapping(node, deep=deep)
-
-
-# PyYAML follows YAML 1.1, where 1e-3 without a dot is a string; YAML 1.2 and everyone who sets a
-# learning rate take it for a number.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+    section[keys[-1]] = documents.parse(text, f"--set {override}")

@@ -44,11 +44,11 @@ class Disk:
     """The boot disk of one machine.
 
     Attributes:
-        type: For example "pd-ssd" or "pd-standard".
+        type: For example "pd-ssd" or "pd-standard"; None: what suits the machine.
         size_gb: Gigabytes.
     """
 
-    type: str = "pd-ssd"
+    type: str | None = None
     size_gb: int = 100
 
 
@@ -79,6 +79,22 @@ class Pool:
         reservation: Or None for that of the job.
         image: An image of its own: for a Reduction Server alone, the vendor's by default.
     """
+
+    #: Keys that people look for here, and where they are.
+    ELSEWHERE = {
+        "spot": "spot-per-job: Spot is for the whole job, scheduling.strategy: spot",
+        "preemptible": "spot-per-job: Spot is for the whole job, scheduling.strategy: spot",
+        "strategy": "scheduling.strategy is for the whole job",
+        "scheduling": "spot-per-job: scheduling is for the whole job, vertex.scheduling",
+        "command": "every pool runs the same program, vertex.command",
+        "args": "every pool runs the same program, vertex.args",
+        "env": "every pool has the same variables, vertex.env",
+        "accelerator_type": "accelerator.type",
+        "accelerator_count": "accelerator.count",
+        "boot_disk_type": "disk.type",
+        "boot_disk_size_gb": "disk.size_gb",
+        "replica_count": "replicas",
+    }
 
     machine_type: str
     replicas: int = 1
@@ -158,6 +174,7 @@ class JobSpec:
         labels: Labels of the job.
         strategy: Name of the strategy that the program asks for, or None where tfdist chooses
             from the pools.
+        strategy_replicas: Replicas in one process that the program asks for, or None.
         staging_bucket: `gs://bucket`, for the client and the source distribution.
         base_output_directory: `gs://...`, below which the service sets `AIP_MODEL_DIR`,
             `AIP_CHECKPOINT_DIR` and `AIP_TENSORBOARD_LOG_DIR`.
@@ -186,6 +203,7 @@ class JobSpec:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     strategy: str | None = None
+    strategy_replicas: int | None = None
     staging_bucket: str | None = None
     base_output_directory: str | None = None
     service_account: str | None = None
