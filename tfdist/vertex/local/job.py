@@ -7,8 +7,8 @@
 
 Each job has a thread of its own, so that several may run in one process. In `directory` are
 `logs/workerpool0-0.log` with the lines of each replica as they came, `logs/entries.jsonl` with the
-log entries that the service would make of them, and `gcs/BUCKET` in place of buckets. When this
-process dies, even by SIGKILL, nothing of the job outlives it. Linux only.
+log entries that the service would make of them, `gcs/BUCKET` in place of buckets, and at the end
+`job.json`, the job as a Get call shows it. When this process dies, even by SIGKILL, nothing of the job outlives it. Linux only.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class LocalJob:
             check_installed()
         for replica in self.job.replicas:
             if replica.runs_here:
-                self._runner.command(replica.program, self._runner.inherited(self._environ))
+                self._runner.launch(replica.program, self._runner.inherited(self._environ))
         self._thread = threading.Thread(target=self._run, name=f"tfdist-{self.name}", daemon=True)
         self._thread.start()
 
@@ -361,6 +361,9 @@ class LocalJob:
             self._error = error
             self._times["endTime"] = _now()
         self._enter(state)
+        with contextlib.suppress(OSError):  # a full disk, or a job that was never started
+            text = json.dumps(self.resource(), indent=2, ensure_ascii=False)
+            (self._directory / "job.json").write_text(text + "\n", encoding="utf-8")
         self._ended.set()
 
     def _open_log(self, name: str) -> FileIO:
