@@ -12,11 +12,15 @@
 mistake is a `ConfigError` that names the dotted path: unknown keys with the nearest known one,
 wrong types with the value and the type that was expected, bad YAML with its line and column.
 All mistakes of a file are shown at once.
+
+Sections such as `vertex:` say where the run takes place; training itself does not look at them.
+Containers and machines elsewhere get the rest by value, as one argument (`as_argument`).
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import pathlib
 import re
 import types
@@ -33,6 +37,7 @@ import yaml
 
 from tfdist.errors import ConfigError
 from trainer import experiments
+from trainer import sections
 
 #: A count: a whole number of at least 1.
 Count = Annotated[int, pydantic.Field(gt=0)]
@@ -125,41 +130,99 @@ class OutputConfig(Section):
 
 
 class Config(Section):
-    """All of a training run."""
+    """All of a training run.
+
+    Attributes:
+        vertex: A `tfdist.vertex.JobSpec`, what the file does not say at its default.
+        kubernetes: What `tfdist.schedulers` has to know, and so on.
+    """
 
     experiment: ExperimentConfig
     strategy: StrategyConfig = StrategyConfig()
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     output: OutputConfig = OutputConfig()
+    vertex: Annotated[Any, pydantic.SkipValidation] = None
+    kubernetes: Annotated[Any, pydantic.SkipValidation] = None
+    slurm: Annotated[Any, pydantic.SkipValidation] = None
+    ray: Annotated[Any, pydantic.SkipValidation] = None
 
 
 def load(path: str, overrides: Sequence[str] = ()) -> Config:
-    """Reads and checks a config file.
+    """Reads and checks a config.
 
     Args:
-        path: The YAML file.
+        path: The YAML file, or the config itself where it begins with "{".
         overrides: `key.path=value` texts, the value in YAML; later ones win.
 
     Returns:
-        The config, with `experiment.options` an instance of the experiment's `Options`.
+        The config, with `experiment.options` an instance of the experiment's `Options` and each
+        section of `trainer.sections` an instance of its class.
 
     Raises:
         ConfigError: The file cannot be read or is not a valid config; every problem is listed.
     """
-    content = _parse(_read(path), path)
+    source = " ".join([_named(path), *(f"--set {override}" for override in overrides)])
+    return _validate(_content(path, overrides), source)
+
+
+def as_argument(path: str, overrides: Sequence[str] = ()) -> str:
+    """Returns a config by value, for `--config` where there is no such file.
+
+    Args:
+        path: As in `load`.
+        overrides: As in `load`; they are contained.
+
+    Returns:
+        One line of JSON without the sections that say where to run. It has no "$": schedulers
+        replace `$(NAME)` in arguments.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    content = _content(path, overrides)
+    kept = {key: value for key, value in content.items() if key not in sections.SECTIONS}
+    return json.dumps(kept, ensure_ascii=False, default=str).replace("$", "\\u0024")
+
+
+def _content(path: str, overrides: Sequence[str]) -> dict[Any, Any]:
+    """Returns what a config says, overrides applied, unchecked."""
+    name = _named(path)
+    content = _value(path) if _is_value(path) else _parse(_read(path), path)
     if content is None:
-        raise ConfigError(f"a config in {path}", "an empty file", "start from a file in configs/")
+        raise ConfigError(f"a config in {name}", "an empty file", "start from a file in configs/")
     if not isinstance(content, dict):
         raise ConfigError(
-            f"sections such as 'experiment:' at the top of {path}",
+            f"sections such as 'experiment:' at the top of {name}",
             repr(content),
             "start from a file in configs/",
         )
     for override in overrides:
         _apply(override, content)
-    source = " ".join([path, *(f"--set {override}" for override in overrides)])
-    return _validate(content, source)
+    return content
+
+
+def _is_value(path: str) -> bool:
+    return path.lstrip().startswith("{")
+
+
+def _named(path: str) -> str:
+    """Returns what messages call the config."""
+    return "the value of --config" if _is_value(path) else path
+
+
+def _value(text: str) -> Any:
+    try:
+        # JSON first: PyYAML reads some of its escapes otherwise.
+        return json.loads(text, object_pairs_hook=_once)
+    except ValueError:
+        return _parse(text, "the value of --config")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key twice")  # Which, and where, says the reader of YAML.
+    return dict(pairs)
 
 
 def _validate(content: dict[Any, Any], source: str) -> Config:
@@ -170,6 +233,10 @@ def _validate(content: dict[Any, Any], source: str) -> Config:
         for key, value in content.items()
         if value is not None or key not in Config.model_fields
     }
+    for name in sections.SECTIONS:
+        if name in content:
+            kind = sections.kind(name)
+            content[name] = sections.read(kind, content[name], (name,), problems)
     experiment = content.get("experiment")
     if isinstance(experiment, dict) and isinstance(experiment.get("name"), str):
         # The type of the options is known only once the experiment is.

@@ -42,7 +42,9 @@ from trainer import experiments
 from trainer.config import Config
 from trainer.config import load
 
-_CONFIG = flags.DEFINE_string("config", None, "YAML file that says what to train.")
+_CONFIG = flags.DEFINE_string(
+    "config", None, "YAML file that says what to train, or its content as {...}."
+)
 _SET = flags.DEFINE_multi_string("set", [], "key.path=value to change in the config; repeatable.")
 _MODEL_DIR = flags.DEFINE_string("model-dir", None, "Receives model.keras and metrics.json.")
 _CHECKPOINT_DIR = flags.DEFINE_string("checkpoint-dir", None, "Receives checkpoints.")

@@ -42,8 +42,13 @@ def test_every_config_is_valid_and_writes_to_a_directory_of_its_own(path):
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_every_config_begins_with_the_commands_that_run_it(path):
     found = commands(path)
+    loaded = config.load(str(path))
     assert found
     for command in found:
+        if command[:2] == ["tfdist", "vertex"]:
+            assert loaded.vertex is not None
+            assert command[2:] == ["plan", str(path.relative_to(ROOT))]
+            continue
         program = command.index("trainer.task")
         assert command[:program] in (
             ["python", "-m"],

@@ -30,6 +30,7 @@ VERBS = {
     "doctor": "Check names, ports, peers, versions and folders before a run.",
     "run": "Run a script in a real cluster of processes on this machine.",
     "drill": "Run a script in peace and with faults, and say whether it recovered exactly.",
+    "vertex": "Plan, check, render, submit and follow a custom job of Vertex AI.",
 }
 
 _EXIT_INTERRUPTED = 130

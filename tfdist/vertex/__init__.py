@@ -8,10 +8,17 @@ body = tfdist.vertex.render(spec)     # the CustomJob, as the service takes it
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING
 from typing import Any
 
 if TYPE_CHECKING:
+    from tfdist.vertex.checks import check as check
+    from tfdist.vertex.checks.finding import Finding as Finding
+    from tfdist.vertex.checks.finding import JobError as JobError
+    from tfdist.vertex.config import load as load
+    from tfdist.vertex.render import render as render
     from tfdist.vertex.spec import Accelerator as Accelerator
     from tfdist.vertex.spec import Disk as Disk
     from tfdist.vertex.spec import JobSpec as JobSpec
@@ -23,11 +30,16 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Accelerator": "tfdist.vertex.spec",
     "Disk": "tfdist.vertex.spec",
+    "Finding": "tfdist.vertex.checks.finding",
+    "JobError": "tfdist.vertex.checks.finding",
     "JobSpec": "tfdist.vertex.spec",
     "Pool": "tfdist.vertex.spec",
     "Pools": "tfdist.vertex.spec",
     "Reservation": "tfdist.vertex.spec",
     "Scheduling": "tfdist.vertex.spec",
+    "check": "tfdist.vertex.checks",
+    "load": "tfdist.vertex.config",
+    "render": "tfdist.vertex.render",
 }
 
 __all__ = sorted(_PUBLIC)
@@ -39,6 +51,17 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(_PUBLIC[name]), name)
     globals()[name] = value
     return value
+
+
+class _Package(types.ModuleType):
+    """Keeps `tfdist.vertex.render` the function after someone imports the module of that name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _PUBLIC or not isinstance(value, types.ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

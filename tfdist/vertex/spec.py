@@ -158,6 +158,7 @@ class JobSpec:
         labels: Labels of the job.
         strategy: Name of the strategy that the program asks for, or None where tfdist chooses
             from the pools.
+        strategy_replicas: Replicas in one process that the program asks for, or None.
         staging_bucket: `gs://bucket`, for the client and the source distribution.
         base_output_directory: `gs://...`, below which the service sets `AIP_MODEL_DIR`,
             `AIP_CHECKPOINT_DIR` and `AIP_TENSORBOARD_LOG_DIR`.
@@ -186,6 +187,7 @@ class JobSpec:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     strategy: str | None = None
+    strategy_replicas: int | None = None
     staging_bucket: str | None = None
     base_output_directory: str | None = None
     service_account: str | None = None

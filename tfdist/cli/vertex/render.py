@@ -1,0 +1,60 @@
+"""`tfdist vertex render`: the job as a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tfdist.errors import ConfigError
+from tfdist.vertex.checks import check
+from tfdist.vertex.config import load
+from tfdist.vertex.render import FORMATS
+from tfdist.vertex.render import text
+
+
+def render(
+    config: Annotated[str, typer.Argument(help="YAML file with a vertex: section.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Changes the config; repeatable."),
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", metavar="|".join(FORMATS), help="What to write.")
+    ] = "json",
+    output: Annotated[
+        Path | None, typer.Option(help="File to write instead of standard output.")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write the job as JSON or YAML of the REST API, or for gcloud.
+
+    A job that breaks a rule is refused. Nothing is sent anywhere.
+    """
+    if form not in FORMATS:
+        raise ConfigError(f"--format to be one of {', '.join(FORMATS)}", repr(form))
+    spec = load(config, overrides or ())
+    for warning in check(spec):
+        print(f"tfdist vertex: warning: {warning}", file=sys.stderr)
+    written = text(spec, form)
+    if output is None:
+        sys.stdout.write(written)
+        return
+    try:
+        with output.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(written)
+    except FileExistsError:
+        raise ConfigError(
+            "--output to be a new file", f"{output}, which exists", "pass --force to replace it"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            "--output to be a file that can be written", f"{output} ({error.strerror})"
+        ) from error
+
+
+def app_register(app: typer.Typer) -> None:
+    """Adds the verb to the command line."""
+    app.command("render")(render)

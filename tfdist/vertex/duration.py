@@ -1,0 +1,51 @@
+"""Lengths of time as users write them and as the service takes them."""
+
+from __future__ import annotations
+
+import re
+
+from tfdist.errors import ConfigError
+
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([dhms])")
+
+
+def seconds(value: int | str) -> int:
+    """Returns a length of time in seconds.
+
+    Args:
+        value: Seconds, or a text of numbers with units: "36h", "7d", "1d12h", "1.5h", "3600s".
+
+    Raises:
+        ConfigError: It is neither.
+
+    Example:
+        >>> seconds("1d12h")
+        129600
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text.isdecimal():
+        return int(text)
+    parts = _PART.findall(text)
+    if not parts or _PART.sub("", text).strip():
+        raise ConfigError(
+            "a length of time", repr(value), "write seconds, or for example 36h, 7d or 1d12h"
+        )
+    return round(sum(float(number) * _UNITS[unit] for number, unit in parts))
+
+
+def shown(length: int) -> str:
+    """Returns a length of time as people say it.
+
+    Example:
+        >>> shown(129600)
+        '1 day 12 hours'
+    """
+    words = []
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        count, length = divmod(length, size)
+        if count:
+            words.append(f"{count} {unit}{'s' if count > 1 else ''}")
+    return " ".join(words) or "0 seconds"
