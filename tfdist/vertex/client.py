@@ -45,12 +45,10 @@ class Access:
     Attributes:
         endpoint: Scheme and host of the job service, or None for the region's own.
         credentials: Of google-auth.
-        staging_bucket: What the program gave to `aiplatform.init`, or None.
     """
 
     endpoint: str | None
     credentials: Any
-    staging_bucket: str | None = None
 
     @property
     def is_emulator(self) -> bool:
@@ -77,19 +75,23 @@ def connect(
     """
     require()
     environ = os.environ if environ is None else environ
-    # Only a program that imported it can have called `init`; to import it takes seconds.
-    initializer = sys.modules.get("google.cloud.aiplatform.initializer")
-    init = getattr(initializer, "global_config", None)
-    endpoint = endpoint or environ.get(ENDPOINT_VARIABLE) or getattr(init, "api_endpoint", None)
+    endpoint = endpoint or environ.get(ENDPOINT_VARIABLE) or initialized("api_endpoint")
     access = Access(
         endpoint=normalized(endpoint, ENDPOINT_VARIABLE) if endpoint else None,
-        credentials=credentials or getattr(init, "_credentials", None),
-        staging_bucket=getattr(init, "staging_bucket", None),
+        # Its public property would look for the default ones, which an emulator does not need.
+        credentials=credentials or initialized("_credentials"),
     )
     if access.credentials is None:
-        found = _anonymous() if access.is_emulator else default_credentials()
+        found = anonymous() if access.is_emulator else default_credentials()
         access = dataclasses.replace(access, credentials=found)
     return access
+
+
+def initialized(name: str) -> Any:
+    """Returns what the program gave to `aiplatform.init`, or None."""
+    # Only a program that imported it can have called it; to import it takes seconds.
+    initializer = sys.modules.get("google.cloud.aiplatform.initializer")
+    return getattr(getattr(initializer, "global_config", None), name, None)
 
 
 def require() -> None:
@@ -157,10 +159,11 @@ def _is_here(host: str | None) -> bool:
         return False
 
 
-def _anonymous() -> Any:
+def anonymous() -> Any:
+    """Returns credentials that say nothing."""
     from google.auth.credentials import AnonymousCredentials
 
-    return AnonymousCredentials()  # type: ignore[no-untyped-call]
+    return AnonymousCredentials()
 
 
 class JobService:
@@ -181,7 +184,7 @@ class JobService:
         host = access.endpoint or f"{region}-aiplatform.googleapis.com"
         self.endpoint = host
         self._timeout = timeout
-        with _translated("to reach the job service"):
+        with translated("to reach the job service"):
             self._client = JobServiceClient(
                 credentials=access.credentials,
                 transport="rest",
@@ -201,7 +204,7 @@ class JobService:
             TfdistError: As `failures` says.
         """
         job = message(body)
-        with _translated("to create a job"):
+        with translated("to create a job"):
             made = self._client.create_custom_job(
                 parent=parent, custom_job=job, timeout=self._timeout
             )
@@ -214,7 +217,7 @@ class JobService:
             NotThereError: No such job.
             TfdistError: As `failures` says.
         """
-        with _translated(f"to read {name}", role="roles/aiplatform.viewer", missing=_NO_JOB):
+        with translated(f"to read {name}", role="roles/aiplatform.viewer", missing=_NO_JOB):
             return _status(self._client.get_custom_job(name=str(name), timeout=self._timeout))
 
     def find(self, parent: str, label: str, value: str) -> list[JobStatus]:
@@ -223,7 +226,7 @@ class JobService:
         Raises:
             TfdistError: As `failures` says.
         """
-        with _translated("to list jobs", role="roles/aiplatform.viewer"):
+        with translated("to list jobs", role="roles/aiplatform.viewer"):
             request = {"parent": parent, "filter": f'labels.{label}="{value}"'}
             found = [
                 _status(job)
@@ -238,7 +241,7 @@ class JobService:
         Raises:
             TfdistError: As `failures` says.
         """
-        with _translated(f"to cancel {name}", missing=_NO_JOB):
+        with translated(f"to cancel {name}", missing=_NO_JOB):
             self._client.cancel_custom_job(name=str(name), timeout=self._timeout)
 
 
@@ -262,9 +265,10 @@ def message(body: Mapping[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _translated(
+def translated(
     doing: str, role: str = "roles/aiplatform.user", missing: str = ""
 ) -> Iterator[None]:
+    """Raises errors of the client libraries as ours; the arguments are `failures.translate`'s."""
     import google.auth.exceptions
     import requests
     from google.api_core import exceptions
