@@ -35,7 +35,7 @@ ENDPOINT_VARIABLE = "TFDIST_VERTEX_ENDPOINT"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 _STATE_PREFIX = "JOB_STATE_"
-_NO_JOB = "check the id, the project and the region, or find it with gcloud ai custom-jobs list"
+_FIND_JOB = "check id, project and region, or find it with: gcloud ai custom-jobs list --region="
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,7 @@ class JobService:
             NotThereError: No such job.
             TfdistError: As `failures` says.
         """
-        with translated(f"to read {name}", role="roles/aiplatform.viewer", missing=_NO_JOB):
+        with translated(f"to read {name}", role="roles/aiplatform.viewer", missing=_no_job(name)):
             return _status(self._client.get_custom_job(name=str(name), timeout=self._timeout))
 
     def find(self, parent: str, label: str, value: str) -> list[JobStatus]:
@@ -241,7 +241,7 @@ class JobService:
         Raises:
             TfdistError: As `failures` says.
         """
-        with translated(f"to cancel {name}", missing=_NO_JOB):
+        with translated(f"to cancel {name}", missing=_no_job(name)):
             self._client.cancel_custom_job(name=str(name), timeout=self._timeout)
 
 
@@ -266,7 +266,9 @@ def message(body: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def translated(
-    doing: str, role: str = "roles/aiplatform.user", missing: str = ""
+    doing: str,
+    role: str = "roles/aiplatform.user",
+    missing: tuple[str, str] = failures.MISSING,
 ) -> Iterator[None]:
     """Raises errors of the client libraries as ours; the arguments are `failures.translate`'s."""
     import google.auth.exceptions
@@ -284,6 +286,11 @@ def translated(
         ConnectionError,
     ) as error:
         raise failures.translate(error, doing, role=role, missing=missing) from error
+
+
+def _no_job(name: JobName | str) -> tuple[str, str]:
+    region = name.region if isinstance(name, JobName) else str(name).split("/")[3]
+    return f"job {name} to be there", f"{_FIND_JOB}{region}"
 
 
 def _status(job: Any) -> JobStatus:

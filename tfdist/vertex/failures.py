@@ -20,6 +20,9 @@ _REQUEST = re.compile(r"^[A-Z]+ https?://\S+: ")
 #: "... and limit 'Requests per minute' ...": it passes by itself, unlike a limit of machines.
 _RATE = re.compile(r"per (second|minute|user|100 seconds)|rate limit", re.IGNORECASE)
 
+#: What is missing where the request names nothing else, and the fix.
+MISSING = ("the project and the region to be there", "correct vertex.project or vertex.region")
+
 _LOGIN = "run gcloud auth application-default login, or name a key file in "
 _LOGIN += "GOOGLE_APPLICATION_CREDENTIALS"
 
@@ -55,7 +58,11 @@ class NotThereError(RefusedError):
 
 
 def translate(
-    error: Exception, doing: str, *, role: str = "roles/aiplatform.user", missing: str = ""
+    error: Exception,
+    doing: str,
+    *,
+    role: str = "roles/aiplatform.user",
+    missing: tuple[str, str] = MISSING,
 ) -> TfdistError:
     """Returns our error for one of the client libraries.
 
@@ -63,7 +70,8 @@ def translate(
         error: What a call raised: an error of google-api-core, google-auth, requests or protobuf.
         doing: What was asked, a phrase that follows "Expected", for example "to create a job".
         role: The role that gives the permission.
-        missing: The fix where what was asked for is not there.
+        missing: What is not there if the service says so, a phrase that follows "Expected", and
+            its fix.
     """
     import google.auth.exceptions
     import requests
@@ -92,8 +100,19 @@ def translate(
     raise error
 
 
+def words(error: TfdistError) -> str:
+    """Returns what the service said, to be part of a sentence."""
+    return (error.received or str(error)).rstrip(".")
+
+
 def from_status(
-    status: int, text: str, doing: str, *, reason: str = "", role: str = "", missing: str = ""
+    status: int,
+    text: str,
+    doing: str,
+    *,
+    reason: str = "",
+    role: str = "",
+    missing: tuple[str, str] = MISSING,
 ) -> TfdistError:
     """Returns our error for an answer with an HTTP status.
 
@@ -105,26 +124,25 @@ def from_status(
         role: As for `translate`.
         missing: As for `translate`.
     """
-    words = f"{status} {_one_line(text)}".strip()
+    said = f"{status} {_one_line(text)}".strip()
     if status == 429 and not _RATE.search(text):
         return QuotaError(
             f"enough quota {doing}",
-            words,
+            said,
             "ask for fewer machines or another region, wait until other jobs end, or ask for more "
             "at https://console.cloud.google.com/iam-admin/quotas",
         )
     if status in TRANSIENT_STATUS:
-        return _unavailable(words, doing, maybe_done=status != 429)
+        return _unavailable(said, doing, maybe_done=status != 429)
     if status == 401:
-        return AccessError(f"credentials that the service knows {doing}", words, _LOGIN)
+        return AccessError(f"credentials that the service knows {doing}", said, _LOGIN)
     if status == 403:
-        return AccessError(f"the permission {doing}", words, _permission_fix(text, reason, role))
+        return AccessError(f"the permission {doing}", said, _permission_fix(text, reason, role))
     if status == 404:
-        return NotThereError(
-            f"what is needed {doing}", words, missing or "check the project and the region"
-        )
+        expected, fix = missing
+        return NotThereError(expected, said, fix)
     return RefusedError(
-        f"a request that the service accepts {doing}", words, "change the config as it says"
+        f"a request that the service accepts {doing}", said, "change the config as it says"
     )
 
 

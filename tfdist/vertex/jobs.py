@@ -16,10 +16,12 @@ from tfdist.errors import ConfigError
 from tfdist.vertex.spec import REDUCTION_SERVER
 
 _RESOURCE = re.compile(r"projects/([^/\s]+)/locations/([^/\s]+)/customJobs/([^/\s]+)")
-_CONSOLE = re.compile(r"https://console\.cloud\.google\.com/.*/locations/([^/?]+)/training/(\d+)")
+_CONSOLE = re.compile(
+    r"https://console\.cloud\.google\.com/.*/locations/([^/?]+)/training/([^/?]+)"
+)
 #: As Google writes them. Host names are made from it, to which tokens are sent.
 _REGION = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+")
-_ID = re.compile(r"[0-9]+")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # Google's are numbers.
 _REPLICA = re.compile(r"workerpool([0-3])-([0-9]+)")
 
 

@@ -172,7 +172,7 @@ def read_all(
         except failures.ServiceError as error:
             if time.monotonic() - since > outage:
                 raise
-            say(f"no log for now: {error.received}; trying again")
+            say(f"no log for now: {failures.words(error)}; trying again")
         time.sleep(pause)
 
 

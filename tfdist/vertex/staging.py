@@ -141,7 +141,7 @@ def check_buckets(spec: JobSpec, storage: Storage, say: Callable[[str], None]) -
         try:
             location, pair = storage.location(bucket)
         except (failures.AccessError, failures.ServiceError) as error:
-            say(f"the region of gs://{bucket} is not checked: {error.received}")
+            say(f"the region of gs://{bucket} is not checked: {failures.words(error)}")
             continue
         if not is_near(spec.region, location, pair):
             findings.append(
@@ -174,8 +174,11 @@ def is_near(region: str, location: str, pair: tuple[str, ...] = ()) -> bool:
     return not _REGION.fullmatch(location) or location == region
 
 
-def _create(bucket: str) -> str:
-    return f"correct the name, or: gcloud storage buckets create gs://{bucket} --location=REGION"
+def _create(bucket: str) -> tuple[str, str]:
+    return (
+        f"bucket gs://{bucket} to be there",
+        f"correct the name, or: gcloud storage buckets create gs://{bucket} --location=REGION",
+    )
 
 
 def _crc32c(data: bytes) -> str:

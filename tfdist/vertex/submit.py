@@ -35,9 +35,9 @@ from tfdist.vertex.spec import JobSpec
 #: Key of the label that a submission is found by.
 SUBMISSION_LABEL = "tfdist_submission"
 
-_CREATE_SECONDS = 300.0
+_CREATE_SECONDS = 60.0
 _FIRST_PAUSE = 1.0
-_LONGEST_PAUSE = 30.0
+_LONGEST_PAUSE = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,6 +173,22 @@ def create_once(
         ConfigError: The service refuses it.
     """
     submission = body["labels"][SUBMISSION_LABEL]
+    try:
+        return _create(service, parent, body, submission, say, seconds, pause)
+    except KeyboardInterrupt:
+        say(f"interrupted; look whether there is a job: {_lookup(parent, submission)}")
+        raise
+
+
+def _create(
+    service: client.JobService,
+    parent: str,
+    body: Mapping[str, Any],
+    submission: str,
+    say: Callable[[str], None],
+    seconds: float,
+    pause: float,
+) -> JobStatus:
     deadline = time.monotonic() + seconds
     in_doubt = False
     while True:
@@ -181,7 +197,7 @@ def create_once(
             break
         except failures.UnavailableError as error:
             in_doubt = in_doubt or error.maybe_done
-            say(f"no job yet: {error.received}; trying for {seconds:.0f} s")
+            say(f"no job yet: {failures.words(error)}; trying for {seconds:.0f} s")
             found = _found_after(service, parent, submission, deadline, pause, error, in_doubt)
             if found is not None:
                 say("the job was created all the same")
@@ -233,7 +249,7 @@ def _only(
     except (failures.ServiceError, ConfigError) as error:
         say(
             f"warning: jobs with the label {SUBMISSION_LABEL}={submission} could not be counted "
-            f"({error.received}): look that there is one"
+            f"({failures.words(error)}): look that there is one"
         )
         return made
     return first
@@ -244,12 +260,18 @@ def _gave_up(
 ) -> failures.UnavailableError:
     if not in_doubt:
         return error
-    region = parent.rsplit("/", 1)[1]
     return failures.UnavailableError(
         "an answer to the request to create a job",
         error.received,
-        "look whether it is there before you submit again: gcloud ai custom-jobs list "
-        f"--region={region} --filter=labels.{SUBMISSION_LABEL}={submission}",
+        "look whether it is there before you submit again: " + _lookup(parent, submission),
+    )
+
+
+def _lookup(parent: str, submission: str) -> str:
+    _, project, _, region = parent.split("/")
+    return (
+        f"gcloud ai custom-jobs list --project={project} --region={region} "
+        f"--filter=labels.{SUBMISSION_LABEL}={submission}"
     )
 
 

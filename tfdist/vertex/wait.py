@@ -33,6 +33,7 @@ from tfdist.vertex.submit import SubmittedJob
 
 EXIT_INTERRUPTED = 130
 
+_UNKNOWN_OUTAGE = 60.0  # Who never answered may not be there at all.
 _LOG_SECONDS = 5.0  # The project may read its log 60 times a minute.
 
 
@@ -43,13 +44,14 @@ class Pace:
     Attributes:
         first: Seconds before the next question after the job's state changed.
         most: Most seconds, as the state stays.
-        outage: Seconds that the service may be unreachable before waiting ends.
+        outage: Seconds that the service may be unreachable before waiting ends; at most a minute
+            where it never answered.
         settle: Seconds after the job's end in which late lines of its log are shown.
     """
 
     first: float = 2.0
     most: float = 30.0
-    outage: float = 900.0
+    outage: float = 600.0
     settle: float = 6.0
 
 
@@ -224,10 +226,10 @@ class _Waiter:
         try:
             self._service.cancel(self._name)
         except failures.UnavailableError as error:
-            self._reporter.say(f"not cancelled yet: {error.received}")
+            self._reporter.say(f"not cancelled yet: {failures.words(error)}")
             return
         except TfdistError as error:  # It has ended meanwhile, or this user may not.
-            self._reporter.say(f"not cancelled: {error.received}")
+            self._reporter.say(f"not cancelled: {failures.words(error)}")
         else:
             self._reporter.say("the job is being cancelled")
         self._cancel_wanted = False
@@ -275,15 +277,18 @@ class _Waiter:
 
     def _is_unreachable(self, error: failures.UnavailableError) -> None:
         now = time.monotonic()
+        outage = self._pace.outage
+        if self._history.status is None:
+            outage = min(outage, _UNKNOWN_OUTAGE)
         if self._unreachable_since is None:
             self._unreachable_since = now
             self._pause = self._pace.first
             self._reporter.say(
-                f"no answer about the job: {error.received}; trying for {shown(self._pace.outage)}"
+                f"no answer about the job: {failures.words(error)}; trying for {shown(outage)}"
             )
-        elif now - self._unreachable_since > self._pace.outage:
+        elif now - self._unreachable_since > outage:
             raise failures.UnavailableError(
-                f"an answer about {self._name} within {shown(self._pace.outage)}",
+                f"an answer about {self._name} within {shown(outage)}",
                 error.received,
                 f"the job may go on; {self._follow_again()}",
             ) from error
@@ -299,7 +304,7 @@ class _Waiter:
             for entry in reader.read():
                 self._reporter.log(entry)
         except failures.ServiceError as error:
-            self._reporter.say(f"no log for now: {error.received}")
+            self._reporter.say(f"no log for now: {failures.words(error)}")
             pause = self._pace.most
         except TfdistError as error:
             self._reporter.say(f"the job's log is not shown: {error}")
