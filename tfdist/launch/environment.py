@@ -79,10 +79,7 @@ def child_environment(
     child = {name: value for name, value in environ.items() if not describes_a_cluster(name)}
     for name in (TRAINING_ENDED, PROGRESS):
         child.pop(name, None)  # of an outer job
-    if any(child.get(name) for name in _PROXIES):
-        child["no_proxy"] = _with_loopback(child.get("no_proxy", child.get("NO_PROXY", "")))
-        if "no_grpc_proxy" in child:  # gRPC prefers it
-            child["no_grpc_proxy"] = _with_loopback(child["no_grpc_proxy"])
+    bypass_proxies(child)
     child.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     child.update(
         TF_CONFIG=incarnation.cluster(task).to_tf_config(),
@@ -93,6 +90,14 @@ def child_environment(
         PYTHONUNBUFFERED="1",
     )
     return child
+
+
+def bypass_proxies(environ: dict[str, str]) -> None:
+    """Makes sure that no proxy which `environ` names is asked for addresses of this machine."""
+    if any(environ.get(name) for name in _PROXIES):
+        environ["no_proxy"] = _with_loopback(environ.get("no_proxy", environ.get("NO_PROXY", "")))
+        if "no_grpc_proxy" in environ:  # gRPC prefers it
+            environ["no_grpc_proxy"] = _with_loopback(environ["no_grpc_proxy"])
 
 
 def _with_loopback(hosts: str) -> str:

@@ -27,14 +27,11 @@ import contextlib
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from collections.abc import Mapping
 from io import FileIO
-from pathlib import Path
-from typing import IO
 
 from tfdist.cluster.notice import PROGRESS
 from tfdist.cluster.notice import SILENT_TASKS
@@ -55,6 +52,9 @@ from tfdist.launch.output import Pump
 from tfdist.launch.output import TaskOutput
 from tfdist.launch.policy import Policy
 from tfdist.launch.processes import TaskProcess
+from tfdist.launch.processes import bootstrap_command
+from tfdist.launch.registry import Registry
+from tfdist.launch.registry import guarded
 from tfdist.launch.restarts import Restarts
 from tfdist.launch.signals import Inbox
 from tfdist.launch.signals import inbox
@@ -88,7 +88,7 @@ def launch(spec: LaunchSpec, environ: Mapping[str, str] | None = None) -> int:
         try:
             held = stack.enter_context(ports.reserve(len(spec.tasks)))
             received = stack.enter_context(inbox())
-            registry = stack.enter_context(_guard())
+            registry = stack.enter_context(guarded())
         except OSError as error:
             raise TfdistError("room for one more job on this machine", str(error)) from error
         addresses = dict(zip(spec.tasks, held.addresses, strict=True))
@@ -115,7 +115,7 @@ class _Job:
         self._starts: collections.Counter[Task] = collections.Counter()
         self._preempted: Preempted | None = None
 
-    def run(self, pump: Pump, received: Inbox, registry: IO[bytes]) -> int:
+    def run(self, pump: Pump, received: Inbox, registry: Registry) -> int:
         while True:
             outcome = self._run_once(pump, received, registry)
             if outcome.failed is None or outcome.signal is not None:
@@ -141,10 +141,10 @@ class _Job:
             pass  # a console that is slow to read gets all of it, unless the user loses patience
         return outcome.code
 
-    def _run_once(self, pump: Pump, received: Inbox, registry: IO[bytes]) -> Outcome:
+    def _run_once(self, pump: Pump, received: Inbox, registry: Registry) -> Outcome:
         """Starts all tasks and returns when nothing of them is left."""
         job_id = secrets.token_hex(8)
-        _register(registry, f"job {job_id}")
+        registry.add_mark(f"TFDIST_JOB_ID={job_id}")
         processes: list[TaskProcess] = []
         outcome: Outcome | None = None
         with contextlib.ExitStack() as stack:
@@ -152,7 +152,7 @@ class _Job:
 
             def start(task: Task) -> TaskProcess:
                 processes.append(self._start(task, job_id, notices, pump))
-                _register(registry, f"session {processes[-1].pid}")
+                registry.add_session(processes[-1].pid)
                 return processes[-1]
 
             def say(text: str) -> None:
@@ -169,7 +169,7 @@ class _Job:
                 self._restarts.note_end(notices.committed())
                 self._preempted = notices.preempted()
                 # Also what the tasks have started and left behind.
-                guard.sweep([job_id], [process.pid for process in processes])
+                guard.sweep([f"TFDIST_JOB_ID={job_id}"], [process.pid for process in processes])
                 for process in processes:
                     process.reap()
                 _drain(pump, received, hurry=outcome is None or outcome.signal is not None)
@@ -190,7 +190,9 @@ class _Job:
         if task.type == CHIEF:
             environ[SILENT_TASKS] = notices.silent_tasks
         try:
-            process = TaskProcess(task, self._spec.command, environ, output, stdin=alone)
+            process = TaskProcess(
+                task, bootstrap_command(self._spec.command), environ, output, stdin=alone
+            )
         except OSError as error:
             raise TfdistError(f"room for the process of {task}", str(error)) from error
         pump.add(output, *process.detach_pipes())
@@ -256,34 +258,6 @@ def _drain(pump: Pump, received: Inbox, hurry: bool) -> None:
             since, abandoned = time.monotonic(), True
         if pump.writing and received.take() is not None:
             return
-
-
-def _register(registry: IO[bytes], line: str) -> None:
-    # Without its guard the job still runs, and still ends cleanly unless this process is killed.
-    with contextlib.suppress(BrokenPipeError):
-        registry.write(f"{line}\n".encode())
-
-
-@contextlib.contextmanager
-def _guard() -> Iterator[IO[bytes]]:
-    """Runs the guard; yields the pipe on which it is told what belongs to the job."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(guard.__file__).resolve())],
-        bufsize=0,
-        # An outer launcher that cleans up must not take the guard of an inner one for a leftover.
-        env={name: value for name, value in os.environ.items() if name != "TFDIST_JOB_ID"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    try:
-        yield process.stdin
-    finally:
-        process.kill()  # before the pipe ends: all is cleaned up, and process ids may be reused
-        process.stdin.close()
-        process.wait()
 
 
 @contextlib.contextmanager

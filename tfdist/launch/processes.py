@@ -9,11 +9,25 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.cluster.topology import Task
 from tfdist.launch.output import TaskOutput
 from tfdist.launch.spec import Command
+
+
+def bootstrap_command(command: Command) -> list[str]:
+    """Returns what runs the user's program under the eyes of this process (`bootstrap`)."""
+    return [
+        sys.executable,
+        # By path: -m would put the current directory in front of the standard library.
+        str(Path(__file__).resolve().with_name("bootstrap.py")),
+        str(os.getpid()),
+        "module" if command.is_module else "script",
+        command.target,
+        *command.args,
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +52,11 @@ class TaskProcess:
 
     Args:
         task: The task.
-        command: The user's program.
+        command: The program and its arguments.
         environ: Its whole environment.
         output: Where its lines are shown and kept.
         stdin: Whether it inherits the launcher's standard input; otherwise it reads nothing.
+        directory: Where it is started; the launcher's own directory by default.
 
     Attributes:
         exit: How it ended, or None while it runs.
@@ -53,10 +68,11 @@ class TaskProcess:
     def __init__(
         self,
         task: Task,
-        command: Command,
+        command: Sequence[str],
         environ: Mapping[str, str],
         output: TaskOutput,
         stdin: bool,
+        directory: str | None = None,
     ):
         self.task = task
         self.output = output
@@ -65,15 +81,8 @@ class TaskProcess:
         self.term_at: float | None = None
         self.kill_at: float | None = None
         self._popen = subprocess.Popen(
-            [
-                sys.executable,
-                # By path: -m would put the current directory in front of the standard library.
-                str(Path(__file__).resolve().with_name("bootstrap.py")),
-                str(os.getpid()),
-                "module" if command.is_module else "script",
-                command.target,
-                *command.args,
-            ],
+            list(command),
+            cwd=directory,
             env=dict(environ),
             stdin=None if stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
