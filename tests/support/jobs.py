@@ -5,9 +5,9 @@
         service.created[0]["displayName"]
 
 It keeps what it receives, refuses what is not a `CustomJob`, and answers as Google's service does.
-A job goes through the states of `script`, one step each time it is read; with `run`, a function of
-the job that returns what starts, reports and cancels it, it is really run. Log entries in
-`service.entries` are served as Cloud Logging serves them.
+A job goes through the states of `script`, one step each time it is read; with `run` it is really
+run by a `LocalJob`. Log entries in `service.entries`, and those of jobs that run, are served as
+Cloud Logging serves them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Fault:
 
     Attributes:
         method: "create", "get", "list", "cancel" or "logs".
-        status: The HTTP status of the answer, or None to break the connection without one.
+        status: The HTTP status of the answer, 200 for an empty one, or None to break the
+            connection without one.
         text: The service's words.
         times: How often.
         done: Whether the request is carried out all the same.
@@ -80,8 +81,8 @@ class Job:
     def step(self) -> None:
         """Goes on to its next state."""
         if self.running is not None:
-            if self.running.state != self.state:
-                self.go(self.running.state, self.running.error or "")
+            error = self.running.error
+            self.go(self.running.state.value, "" if error is None else error.message)
         elif self.states:
             following = self.states.pop(0)
             self.go(*((following, "") if isinstance(following, str) else following))
@@ -100,6 +101,8 @@ class Job:
             self.states = ["CANCELLING", "CANCELLED"]
 
     def to_json(self) -> dict[str, Any]:
+        if self.running is not None:
+            return self.running.resource()
         answer = {**self.body, "name": self.name, "state": f"JOB_STATE_{self.state}"}
         answer |= {key: _rfc3339(moment) for key, moment in self.times.items()}
         if self.error:
@@ -112,7 +115,7 @@ class FakeJobService:
 
     Args:
         script: States of a job, one for each time it is read; a pair has an error message.
-        run: Makes what runs a job: `start()`, `state`, `error`, `cancel()`.
+        run: Makes the `LocalJob` of a job and its parent.
 
     Attributes:
         endpoint: Its address.
@@ -126,7 +129,7 @@ class FakeJobService:
     def __init__(
         self,
         script: Sequence[str | tuple[str, str]] = GOES_WELL,
-        run: Callable[[Mapping[str, Any]], Any] | None = None,
+        run: Callable[[Mapping[str, Any], str], Any] | None = None,
     ):
         self.script = list(script)
         self.run = run
@@ -155,8 +158,9 @@ class FakeJobService:
         self._server.shutdown()
         self._server.server_close()
         for job in self.jobs.values():
-            if job.running is not None and job.state not in _ENDED:
-                job.running.cancel()
+            if job.running is not None:
+                job.running.cancel(hurry=True)
+                job.running.wait(20)
 
     @property
     def job(self) -> Job:
@@ -177,9 +181,10 @@ class FakeJobService:
         name = f"{parent}/customJobs/{7_000_000_000_000_000_000 + len(self.jobs)}"
         job = Job(name, body, list(script), times={"createTime": time.time()})
         if self.run is not None:
-            job.running = self.run(body)
+            job.running = self.run(body, parent)
+            job.name = job.running.name
             job.running.start()
-        self.jobs[name] = job
+        self.jobs[job.name] = job
         return job
 
     def answer(
@@ -259,11 +264,11 @@ class FakeJobService:
         job = re.search(r'resource\.labels\.job_id="([^"]+)"', text)
         found = [
             entry
-            for entry in self.entries
+            for entry in self.entries + self._printed()
             if (since is None or entry["timestamp"] >= since[1])
             and (job is None or entry["resource"]["labels"]["job_id"] == job[1])
         ]
-        found.sort(key=lambda entry: entry["timestamp"])
+        found.sort(key=lambda entry: (entry["timestamp"], entry["insertId"]))
         begin, size = int(body.get("pageToken") or 0), int(body.get("pageSize") or 50)
         answer: dict[str, Any] = {"entries": found[begin : begin + size]}
         if begin + size < len(found):
@@ -274,20 +279,21 @@ class FakeJobService:
         self, name: str, replica: str, text: str, moment: float, severity: str = "INFO"
     ) -> None:
         """Adds a log entry of a replica."""
-        job_id = name.rsplit("/", 1)[1]
         self.entries.append(
-            {
-                "insertId": f"id{len(self.entries)}",
-                "timestamp": _rfc3339(moment),
-                "severity": severity,
-                "logName": f"projects/demo/logs/{replica}",
-                "resource": {
-                    "type": "ml_job",
-                    "labels": {"job_id": job_id, "project_id": "demo", "task_name": replica},
-                },
-                "jsonPayload": {"message": text, "attrs": {"tag": replica}},
-            }
+            _entry(name, replica, text, _rfc3339(moment), severity, f"id{len(self.entries):05}")
         )
+
+    def _printed(self) -> list[dict[str, Any]]:
+        """Returns what replicas of jobs that run have printed."""
+        entries = []
+        for job in self.jobs.values():
+            if job.running is None or not job.running.log.exists():
+                continue
+            for number, text in enumerate(job.running.log.read_text().splitlines()):
+                line = json.loads(text)
+                told = (line["task"], line["message"], line["timestamp"], line["severity"])
+                entries.append(_entry(job.name, *told, f"id{number:05}"))
+        return entries
 
     def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
         service = self
@@ -321,7 +327,23 @@ class FakeJobService:
         return Handler
 
 
+def _entry(
+    name: str, replica: str, text: str, timestamp: str, severity: str, insert_id: str
+) -> dict[str, Any]:
+    labels = {"job_id": name.rsplit("/", 1)[1], "project_id": "demo", "task_name": replica}
+    return {
+        "insertId": insert_id,
+        "timestamp": timestamp,
+        "severity": severity,
+        "logName": f"projects/demo/logs/{replica}",
+        "resource": {"type": "ml_job", "labels": labels},
+        "jsonPayload": {"message": text, "attrs": {"tag": replica}},
+    }
+
+
 def _error(status: int, text: str, reason: str = "") -> dict[str, Any]:
+    if status == 200:
+        return {}
     error: dict[str, Any] = {"code": status, "message": text}
     if reason:
         error["details"] = [

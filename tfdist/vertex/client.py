@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import ipaddress
 import json
+import logging
 import os
 import sys
 import urllib.parse
@@ -119,10 +120,15 @@ def default_credentials() -> Any:
     import google.auth
     import google.auth.exceptions
 
+    logger = logging.getLogger("google.auth")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # That it looked elsewhere first is no news.
     try:
         credentials, _ = google.auth.default(scopes=SCOPES)
     except google.auth.exceptions.GoogleAuthError as error:
         raise failures.translate(error, "for Google Cloud") from error
+    finally:
+        logger.setLevel(level)
     return credentials
 
 
@@ -136,11 +142,11 @@ def normalized(endpoint: str, name: str) -> str:
     Raises:
         ConfigError: It is no address.
     """
-    text = endpoint.strip().rstrip("/")
-    if "://" not in text:
-        scheme = "http" if _is_here(urllib.parse.urlsplit(f"//{text}").hostname) else "https"
-        text = f"{scheme}://{text}"
+    text = endpoint.strip()
     try:
+        if "://" not in text:
+            scheme = "http" if _is_here(urllib.parse.urlsplit(f"//{text}").hostname) else "https"
+            text = f"{scheme}://{text}"
         parts = urllib.parse.urlsplit(text)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
@@ -149,7 +155,7 @@ def normalized(endpoint: str, name: str) -> str:
         raise ConfigError(
             "an endpoint such as http://127.0.0.1:8080", repr(endpoint), f"correct {name}"
         )
-    return text
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
 def _is_here(host: str | None) -> bool:

@@ -83,8 +83,8 @@ class LogReader:
         self._name = name
         self.has_reduction_server = has_reduction_server
         self._session = AuthorizedSession(access.credentials)
-        self._seen: dict[str, float] = {}  # Key of an entry to its time.
-        self._latest = 0.0
+        self._seen: dict[str, int] = {}  # Key of an entry to its time.
+        self._latest = 0
 
     def read(self) -> Iterator[LogLine]:
         """Yields what has come since the last `read`, oldest first.
@@ -96,10 +96,10 @@ class LogReader:
         for page in self._pages(since):
             new = {_key(entry): entry for entry in page if _key(entry) not in self._seen}
             for key, entry in sorted(new.items(), key=lambda item: _order(item[1])):
-                self._seen[key] = _moment(entry.get("timestamp"))
+                self._seen[key] = _nanoseconds(entry.get("timestamp"))
                 self._latest = max(self._latest, self._seen[key])
                 yield self._line(entry)
-            oldest = self._latest - 2 * _LATE_SECONDS
+            oldest = self._latest - int(2e9 * _LATE_SECONDS)
             self._seen = {key: moment for key, moment in self._seen.items() if moment >= oldest}
 
     def _pages(self, since: str) -> Iterator[list[dict[str, Any]]]:
@@ -141,7 +141,7 @@ class LogReader:
         replica = labels.get("task_name") or payload.get("attrs", {}).get("tag")
         replica = replica or str(entry.get("logName", "")).rsplit("/", 1)[-1]
         return LogLine(
-            time=_moment(entry.get("timestamp")),
+            time=_nanoseconds(entry.get("timestamp")) / 1e9,
             task=task_of(str(replica), self.has_reduction_server),
             severity=str(entry.get("severity", "DEFAULT")),
             text=str(text).rstrip("\n"),
@@ -202,19 +202,19 @@ def _key(entry: Mapping[str, Any]) -> str:
     return f"{entry.get('logName')} {entry.get('timestamp')} {entry.get('insertId')}"
 
 
-def _order(entry: Mapping[str, Any]) -> tuple[float, str]:
-    return _moment(entry.get("timestamp")), str(entry.get("insertId", ""))
+def _order(entry: Mapping[str, Any]) -> tuple[int, str]:
+    return _nanoseconds(entry.get("timestamp")), str(entry.get("insertId", ""))
 
 
-def _moment(timestamp: str | None) -> float:
+def _nanoseconds(timestamp: str | None) -> int:
     """Reads RFC 3339, with up to nine digits after the point."""
     if not timestamp:
-        return 0.0
+        return 0
     whole, _, fraction = timestamp.rstrip("Z").partition(".")
     read = datetime.datetime.fromisoformat(whole).replace(tzinfo=datetime.timezone.utc)
-    return read.timestamp() + float(f"0.{fraction or 0}")
+    return int(read.timestamp()) * 10**9 + int(f"{fraction:0<9.9}")
 
 
-def _earlier(moment: float, seconds: float) -> str:
-    utc = datetime.datetime.fromtimestamp(moment - seconds, datetime.timezone.utc)
+def _earlier(moment: int, seconds: float) -> str:
+    utc = datetime.datetime.fromtimestamp(moment / 1e9 - seconds, datetime.timezone.utc)
     return utc.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -31,7 +31,8 @@ _BUILD = "import sys; from setuptools import build_meta as b; print(b.build_sdis
 #: Zip files, of which wheels are made on the other side, know no earlier time: 1980-02-01.
 _TIME = 318_211_200
 _IMPORT = re.compile(rb"^\s*(?:from|import)\s+tfdist\b", re.MULTILINE)
-_REQUIRES = re.compile(rb"^Requires-Dist: tfdist\b", re.MULTILINE)
+#: In requires.txt; the metadata of a source distribution has it only with newer setuptools.
+_REQUIRES = re.compile(rb"^tfdist\b", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +145,9 @@ def _check(members: dict[str, bytes], module: str, source: Path) -> None:
     if "tfdist/__init__.py" in inside:
         return
     required = any(
-        _REQUIRES.search(content) for name, content in members.items() if name.endswith("PKG-INFO")
+        _REQUIRES.search(content)
+        for name, content in members.items()
+        if name.endswith(".egg-info/requires.txt")
     )
     imported = any(
         name.endswith(".py") and _IMPORT.search(content) for name, content in members.items()
