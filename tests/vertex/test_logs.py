@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.jobs import FakeJobService
 from tests.support.jobs import Fault
-from tests.vertex.test_submit import run
+from tests.support.submission import run
+from tfdist.errors import ConfigError
 from tfdist.vertex import client
 from tfdist.vertex import failures
 from tfdist.vertex import logs
@@ -117,6 +118,11 @@ def test_it_gives_up_after_a_while_without_an_answer(service, name):
     service.faults.append(Fault("logs", 503, times=1000))
     with pytest.raises(failures.UnavailableError):
         list(logs.read_all(reader(service, name), lambda text: None, outage=0.2, pause=0.05))
+
+
+def test_an_emulator_without_a_log_is_refused_at_once(service, name):
+    with pytest.raises(ConfigError, match="TFDIST_LOGGING_ENDPOINT"):
+        logs.LogReader(parse_job(name), client.connect(service.endpoint), environ={})
 
 
 def test_times_have_nine_digits():

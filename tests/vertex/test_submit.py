@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from google.cloud.aiplatform_v1.types import CustomJob
@@ -15,6 +14,10 @@ from google.cloud.aiplatform_v1.types import CustomJob
 import tfdist.vertex as vertex
 from tests.support.jobs import FakeJobService
 from tests.support.jobs import Fault
+from tests.support.submission import CONFIG
+from tests.support.submission import ROOT
+from tests.support.submission import run
+from tests.support.submission import spec
 from tfdist.errors import ConfigError
 from tfdist.errors import UnsupportedError
 from tfdist.vertex import client
@@ -23,22 +26,7 @@ from tfdist.vertex import submit as submit_function
 from tfdist.vertex.submit import SUBMISSION_LABEL
 from tfdist.vertex.submit import create_once
 
-ROOT = Path(__file__).parents[2]
 PARENT = "projects/demo/locations/us-central1"
-IMAGE = "us-central1-docker.pkg.dev/demo/training/tfdist:1"
-
-
-def spec(**changes):
-    given = vertex.JobSpec(
-        project="demo",
-        region="us-central1",
-        image=IMAGE,
-        pools=vertex.Pools(chief=vertex.Pool(machine_type="n1-standard-4")),
-        display_name="digits",
-        args=("--name", "two words", "it's"),
-        staging_bucket="gs://stage",
-    )
-    return dataclasses.replace(given, **changes)
 
 
 @pytest.fixture
@@ -269,7 +257,9 @@ def test_an_endpoint_without_a_scheme_is_plain_on_this_machine_alone(given, addr
     assert client.normalized(given, "x") == address
 
 
-@pytest.mark.parametrize("given", ["ftp://a", "http://", "http://a:b", "http://u:p@h", "http://a?x"])
+@pytest.mark.parametrize(
+    "given", ["ftp://a", "http://", "http://a:b", "http://u:p@h", "http://a?x"]
+)
 def test_an_endpoint_that_is_none_is_refused(given):
     with pytest.raises(ConfigError, match="TFDIST_VERTEX_ENDPOINT"):
         client.connect(environ={"TFDIST_VERTEX_ENDPOINT": given})
@@ -288,7 +278,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform
 aiplatform.init(project="demo", location="us-central1", staging_bucket="gs://stage",
                 credentials=AnonymousCredentials(), api_endpoint=sys.argv[1], api_transport="rest")
-from tests.vertex.test_submit import spec
+from tests.support.submission import spec
 import tfdist.vertex
 job = tfdist.vertex.submit(spec(staging_bucket=None))
 result = tfdist.vertex.wait(job, pace=tfdist.vertex.Pace(first=0.05, most=0.1))
@@ -310,16 +300,6 @@ def test_what_was_given_to_aiplatform_init_is_used(service):
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["SUCCEEDED", "tfdist.vertex.submit"]
     assert service.requests[0] == "create"
-
-
-def run(service, *words, cwd=ROOT, **variables):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TFDIST_VERTEX_POLL": "0.1", **variables}
-    env["TFDIST_VERTEX_ENDPOINT"] = service.endpoint
-    command = [sys.executable, "-m", "tfdist", "vertex", *words]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
-
-
-CONFIG = "configs/digits-vertex.yaml"
 
 
 def test_the_command_prints_name_and_page_or_json(service):

@@ -13,14 +13,15 @@ import pytest
 import tfdist.vertex as vertex
 from tests.support.cloud_storage import CloudStorage
 from tests.support.jobs import FakeJobService
-from tests.vertex.test_submit import ROOT
-from tests.vertex.test_submit import spec
+from tests.support.submission import ROOT
+from tests.support.submission import spec
 from tfdist.errors import ConfigError
 from tfdist.vertex import client
 from tfdist.vertex import failures
 from tfdist.vertex import package
 from tfdist.vertex import staging
 from tfdist.vertex.submit import submit
+
 
 @pytest.fixture(scope="module")
 def built():
@@ -138,10 +139,14 @@ def test_another_content_under_the_name_is_not_overwritten(emulator):
         bucket.upload(b"two", "gs://bucket/there")
 
 
+def check_and_submit(service, job):
+    return submit(job, endpoint=service.endpoint, say=print, check_buckets=True)
+
+
 def test_a_bucket_that_is_not_there_is_named_before_the_job_is_created(emulator):
     with FakeJobService() as service:
         with pytest.raises(failures.NotThereError, match="bucket gs://nowhere to be there"):
-            submit(spec(staging_bucket="gs://nowhere"), endpoint=service.endpoint, say=print)
+            check_and_submit(service, spec(staging_bucket="gs://nowhere"))
         assert service.requests == []
 
 
@@ -150,12 +155,12 @@ def test_a_bucket_in_another_region_is_refused_before_the_job_is_created(emulato
     far = spec(region="europe-west4", staging_bucket="gs://bucket")
     with FakeJobService() as service:
         with pytest.raises(vertex.JobError, match="gs://bucket in us-central1") as caught:
-            submit(far, endpoint=service.endpoint, say=print)
+            check_and_submit(service, far)
         assert caught.value.rules == ("bucket-region",)
         assert service.requests == []
         near = dataclasses.replace(far, region="us-central1")
-        submit(near, endpoint=service.endpoint, say=print)
-        submit(far, endpoint=service.endpoint, say=print, check_buckets=False)
+        check_and_submit(service, near)
+        submit(far, endpoint=service.endpoint, say=print)  # An emulator has buckets anywhere.
         assert service.requests == ["create", "create"]
 
 

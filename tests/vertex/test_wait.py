@@ -17,10 +17,10 @@ import pytest
 import tfdist.vertex as vertex
 from tests.support.jobs import FakeJobService
 from tests.support.jobs import Fault
-from tests.vertex.test_submit import CONFIG
-from tests.vertex.test_submit import ROOT
-from tests.vertex.test_submit import run
-from tests.vertex.test_submit import spec
+from tests.support.submission import CONFIG
+from tests.support.submission import ROOT
+from tests.support.submission import Kept
+from tests.support.submission import run
 from tfdist.errors import ConfigError
 from tfdist.vertex import failures
 from tfdist.vertex.history import History
@@ -29,28 +29,9 @@ from tfdist.vertex.history import shown
 from tfdist.vertex.jobs import JobStatus
 from tfdist.vertex.jobs import parse_job
 from tfdist.vertex.wait import Pace
-from tfdist.vertex.wait import Reporter
 
 QUICK = Pace(first=0.01, most=0.02, outage=5.0, settle=0.0)
 NAME = "projects/p/locations/us-central1/customJobs/7"
-
-
-class Kept(Reporter):
-    """Keeps what it is told."""
-
-    def __init__(self):
-        self.said = []
-        self.states = []
-        self.lines = []
-
-    def change(self, history, now):
-        self.states.append(history.state)
-
-    def say(self, text):
-        self.said.append(text)
-
-    def log(self, entry):
-        self.lines.append(str(entry))
 
 
 @pytest.fixture
@@ -71,6 +52,7 @@ def follow(service, script, kept=None, pace=QUICK, **options):
     [
         ("SUCCEEDED", 0, "the job succeeded"),
         (("FAILED", "Replica workerpool1-0 exited with 3."), 1, "failed: Replica workerpool1-0"),
+        (("FAILED", "The following quota metrics exceed quota limits: x"), 1, "IAM, Quotas"),
         ("CANCELLED", 1, "the job was cancelled"),
         (("EXPIRED", "Ran past 60s."), 1, "its timeout, before it was done: Ran past 60s."),
         ("PARTIALLY_SUCCEEDED", 1, "some results may be missing"),

@@ -77,6 +77,8 @@ class History:
         if self.status is None:
             return None
         error = f": {self.status.error}" if self.status.error else ""
+        if "quota" in error.lower():
+            error += " (ask for fewer machines, or for more quota in the console: IAM, Quotas)"
         if self.state == _PAUSED and self._paused == "end":
             return Outcome(EXIT_FAILED, f"the job is paused{error}: resume it and follow it again")
         if self.state not in ENDED:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist.errors import ConfigError
 from tfdist.vertex import client
 from tfdist.vertex import failures
 from tfdist.vertex.jobs import JobName
@@ -64,6 +65,9 @@ class LogReader:
         has_reduction_server: As in `JobStatus`.
         environ: Where the variable is looked up; by default the process's.
 
+    Raises:
+        ConfigError: The job service is an emulator, and none of Cloud Logging is named.
+
     Attributes:
         has_reduction_server: May be set once the job is known.
     """
@@ -79,10 +83,18 @@ class LogReader:
     ):
         from google.auth.transport.requests import AuthorizedSession
 
-        self._url = f"{logging_endpoint(endpoint, environ) or _ENDPOINT}/v2/entries:list"
+        given = logging_endpoint(endpoint, environ)
+        if given is None and access.is_emulator:
+            raise ConfigError(
+                f"{ENDPOINT_VARIABLE}, to read the log of a job of {access.endpoint}",
+                "none",
+                "set it, or do without the log",
+            )
+        self._url = f"{given or _ENDPOINT}/v2/entries:list"
         self._name = name
         self.has_reduction_server = has_reduction_server
-        self._session = AuthorizedSession(access.credentials)
+        plain = self._url.startswith("http://")  # No place for a token.
+        self._session = AuthorizedSession(client.anonymous() if plain else access.credentials)
         self._seen: dict[str, int] = {}  # Key of an entry to its time.
         self._latest = 0
 

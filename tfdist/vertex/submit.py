@@ -81,7 +81,7 @@ def submit(
             with `http://`, or the application's default credentials.
         directory: What a source distribution is built from.
         check_buckets: Whether to ask where the buckets are; by default not for an endpoint with
-            `http://`, unless `STORAGE_EMULATOR_HOST` is set.
+            `http://`.
         environ: Where variables are looked up; by default the process's.
         say: Told what is done, one line each; by default absl's log.
 
@@ -97,9 +97,8 @@ def submit(
         say(f"warning: {warning}")
     check_region(spec.region)
     access = client.connect(endpoint, credentials, environ)
-    emulated = bool(environ.get(staging.EMULATOR_VARIABLE))
     if check_buckets is None:
-        check_buckets = emulated or not access.is_emulator
+        check_buckets = not access.is_emulator
     if check_buckets and (spec.staging_bucket or spec.base_output_directory):
         storage = staging.Storage(spec.project, access.credentials, environ)
         staging.check_buckets(spec, storage, say)

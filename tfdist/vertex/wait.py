@@ -49,7 +49,7 @@ class Pace:
         settle: Seconds after the job's end in which late lines of its log are shown.
     """
 
-    first: float = 2.0
+    first: float = 1.0
     most: float = 30.0
     outage: float = 600.0
     settle: float = 6.0

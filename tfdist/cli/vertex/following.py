@@ -44,9 +44,6 @@ class Console(Reporter):
         self._shown = ""
         self.tick_seconds = 1.0 if self._live else None
 
-    def change(self, history: History, now: float) -> None:
-        self.say(line(history, now))
-
     def tick(self, history: History, now: float) -> None:
         if self._live and history.status is not None and history.outcome is None:
             width = shutil.get_terminal_size().columns - 1
