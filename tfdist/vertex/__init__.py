@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tfdist.vertex.jobs import JobName as JobName
     from tfdist.vertex.jobs import JobStatus as JobStatus
     from tfdist.vertex.logs import LogReader as LogReader
+    from tfdist.vertex.plan import Plan as Plan
+    from tfdist.vertex.plan import plan as plan
     from tfdist.vertex.render import render as render
     from tfdist.vertex.spec import Accelerator as Accelerator
     from tfdist.vertex.spec import Disk as Disk
@@ -49,6 +51,7 @@ _PUBLIC = {
     "JobStatus": "tfdist.vertex.jobs",
     "LogReader": "tfdist.vertex.logs",
     "Pace": "tfdist.vertex.wait",
+    "Plan": "tfdist.vertex.plan",
     "Pool": "tfdist.vertex.spec",
     "Pools": "tfdist.vertex.spec",
     "Reporter": "tfdist.vertex.wait",
@@ -57,6 +60,7 @@ _PUBLIC = {
     "SubmittedJob": "tfdist.vertex.submit",
     "check": "tfdist.vertex.checks",
     "load": "tfdist.vertex.config",
+    "plan": "tfdist.vertex.plan",
     "render": "tfdist.vertex.render",
     "submit": "tfdist.vertex.submit",
     "wait": "tfdist.vertex.wait",
