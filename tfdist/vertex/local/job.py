@@ -34,11 +34,13 @@ from tfdist.launch import ports
 from tfdist.launch.environment import bypass_proxies
 from tfdist.launch.registry import guarded
 from tfdist.vertex.local import rules as rules_module
+from tfdist.vertex.local.bucket import CloudStorage
+from tfdist.vertex.local.bucket import check_installed
 from tfdist.vertex.local.custom_job import read_job
 from tfdist.vertex.local.lines import Reader
 from tfdist.vertex.local.replicas import ReplicaProcess
 from tfdist.vertex.local.replicas import Replicas
-from tfdist.vertex.local.rules import JobError
+from tfdist.vertex.local.rules import ErrorStatus
 from tfdist.vertex.local.rules import JobState
 from tfdist.vertex.local.rules import Lives
 from tfdist.vertex.local.rules import Reaction
@@ -119,7 +121,7 @@ class LocalJob:
         self.name = f"{parent}/customJobs/{self._identity.job_id}"
         self._lock = threading.RLock()
         self._state = JobState.QUEUED
-        self._error: JobError | None = None
+        self._error: ErrorStatus | None = None
         self._times: dict[str, str] = {"createTime": _now()}
         self._replicas: Replicas | None = None
         self._cancelled = threading.Event()
@@ -134,7 +136,7 @@ class LocalJob:
             return self._state
 
     @property
-    def error(self) -> JobError | None:
+    def error(self) -> ErrorStatus | None:
         """Why it ended otherwise than it should have; None before that and after success."""
         with self._lock:
             return self._error
@@ -175,6 +177,8 @@ class LocalJob:
                 f"{str(self._directory)!r} ({error.strerror})",
                 "name another directory, or correct its permissions",
             ) from error
+        if self._buckets == "emulator":
+            check_installed()
         for replica in self.job.replicas:
             if replica.runs_here:
                 self._runner.command(replica.program, self._runner.inherited(self._environ))
@@ -211,9 +215,9 @@ class LocalJob:
             with contextlib.ExitStack() as stack:
                 state, error = self._live(self._prepare(stack))
         except (TfdistError, OSError) as problem:
-            state, error = JobState.FAILED, JobError(rules_module.INTERNAL, str(problem))
+            state, error = JobState.FAILED, ErrorStatus(rules_module.INTERNAL, str(problem))
         except BaseException as problem:
-            self._finish(JobState.FAILED, JobError(rules_module.INTERNAL, repr(problem)))
+            self._finish(JobState.FAILED, ErrorStatus(rules_module.INTERNAL, repr(problem)))
             raise
         self._finish(state, error)
 
@@ -224,10 +228,8 @@ class LocalJob:
         registry = stack.enter_context(guarded())
         environ = self._runner.inherited(self._environ)
         if self._buckets == "emulator":
-            from tfdist.vertex.local.bucket import CloudStorage
-
             names = set(_BUCKET.findall(json.dumps(job.spec)))
-            storage = CloudStorage(*sorted(names), registry=registry)
+            storage = CloudStorage(*sorted(names), scratch=self._directory, registry=registry)
             stack.enter_context(storage)
             storage.load(self._bucket_directory)
             stack.callback(storage.save, self._bucket_directory)
@@ -260,7 +262,7 @@ class LocalJob:
         self._replicas = replicas
         return replicas
 
-    def _live(self, replicas: Replicas) -> tuple[JobState, JobError | None]:
+    def _live(self, replicas: Replicas) -> tuple[JobState, ErrorStatus | None]:
         """Runs the job through all its lives; returns how it ends."""
         lives = Lives(self._rules)
         for replica in self.job.replicas:
@@ -269,6 +271,11 @@ class LocalJob:
                     f"{replica.name} is a Reduction Server of the vendor's image and is not "
                     "started here; gradients are added up without it"
                 )
+        if self._buckets == "local" and self._names_buckets():
+            self._say(
+                "gs:// in arguments and variables of the job is the real Cloud Storage; with "
+                "--bucket-emulator it is an emulator"
+            )
         self._enter(JobState.PENDING)
         replicas.start_all()
         self._enter(JobState.RUNNING)
@@ -277,13 +284,13 @@ class LocalJob:
             if self._cancelled.wait(_POLL_SECONDS):
                 self._say("cancelled; stopping all replicas")
                 replicas.stop(self._grace, self._hurry)
-                error = JobError(rules_module.CANCELLED, "CANCELED")
+                error = ErrorStatus(rules_module.CANCELLED, "CANCELED")
                 return JobState.CANCELLED, error
             if time.monotonic() > deadline:
                 text = f"The job has run longer than its timeout of {self.job.timeout:g} s."
                 self._say(f"{text[:-1]}; stopping all replicas")
                 replicas.stop(self._grace, self._hurry)
-                return JobState.EXPIRED, JobError(rules_module.DEADLINE_EXCEEDED, text)
+                return JobState.EXPIRED, ErrorStatus(rules_module.DEADLINE_EXCEEDED, text)
             for process in replicas.ended():
                 assert process.exit is not None
                 replica = process.replica
@@ -300,6 +307,12 @@ class LocalJob:
                 self._restart(replicas, process, reaction, lives)
                 if reaction is not Reaction.RESTART_REPLICA:
                     break  # the others have been stopped, however they have ended
+
+    def _names_buckets(self) -> bool:
+        programs = [replica.program for replica in self.job.replicas]
+        words = [word for program in programs for word in (*program.command, *program.args)]
+        values = [value for program in programs for _, value in program.env]
+        return any("gs://" in text for text in (*words, *values))
 
     def _restart(
         self, replicas: Replicas, process: ReplicaProcess, reaction: Reaction, lives: Lives
@@ -322,7 +335,7 @@ class LocalJob:
             self._say(f"{how}; restarting it, {number}")
             replicas.restart(process)
 
-    def _failure(self, replicas: Replicas, process: ReplicaProcess) -> JobError:
+    def _failure(self, replicas: Replicas, process: ReplicaProcess) -> ErrorStatus:
         assert process.exit is not None
         for line in process.output.tail:
             self._say(f"  | {line}")
@@ -331,7 +344,7 @@ class LocalJob:
             f"{process.exit.code}. Termination reason: Error. To find out more about why your "
             f"job exited please check the logs: {self.log.parent}"
         )
-        return JobError(rules_module.INVALID_ARGUMENT, message)
+        return ErrorStatus(rules_module.INVALID_ARGUMENT, message)
 
     def _enter(self, state: JobState) -> None:
         with self._lock:
@@ -343,7 +356,7 @@ class LocalJob:
                 self._times.setdefault("startTime", self._times["updateTime"])
         self._say(f"{self.name.rpartition('/')[2]}: {state}")
 
-    def _finish(self, state: JobState, error: JobError | None) -> None:
+    def _finish(self, state: JobState, error: ErrorStatus | None) -> None:
         with self._lock:
             self._error = error
             self._times["endTime"] = _now()

@@ -20,8 +20,8 @@ import collections
 import dataclasses
 import enum
 
-from tfdist.vertex.local.custom_job import Replica
 from tfdist.vertex.local.custom_job import ReceivedJob
+from tfdist.vertex.local.custom_job import Replica
 
 
 class JobState(str, enum.Enum):
@@ -51,7 +51,7 @@ class JobState(str, enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class JobError:
+class ErrorStatus:
     """Why a job failed, as the service's `error` field says it.
 
     Attributes:

@@ -3,7 +3,7 @@
 | variable | value |
 |---|---|
 | `CLUSTER_SPEC` | cluster by pools, the task, the job; on every replica |
-| `TF_CONFIG` | cluster by roles; only in jobs of more than one replica, and never an evaluator in it |
+| `TF_CONFIG` | cluster by roles, without evaluators; only in jobs of more than one replica |
 | `AIP_MODEL_DIR`, `AIP_CHECKPOINT_DIR`, `AIP_TENSORBOARD_LOG_DIR` | `<base>/model/`, \
 `<base>/checkpoints/`, `<base>/logs/`, where the job has a base output directory |
 | `AIP_TENSORBOARD_RESOURCE_NAME`, `AIP_TENSORBOARD_API_URI` | where the job names a TensorBoard |
