@@ -13,25 +13,24 @@ from unittest import mock
 
 import tfdist.vertex as vertex
 from tests.support.jobs import FakeJobService
+from tests.support.specs import job
 from tfdist.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "configs/digits-vertex.yaml"
-IMAGE = "us-central1-docker.pkg.dev/demo/training/tfdist:1"
 
 
 def spec(**changes: Any) -> vertex.JobSpec:
     """Returns a job of one machine."""
-    given = vertex.JobSpec(
-        project="demo",
-        region="us-central1",
-        image=IMAGE,
-        pools=vertex.Pools(chief=vertex.Pool(machine_type="n1-standard-4")),
-        display_name="digits",
-        args=("--name", "two words", "it's"),
-        staging_bucket="gs://stage",
+    return job(
+        **{
+            "project": "demo",
+            "args": ("--name", "two words", "it's"),
+            "staging_bucket": "gs://stage",
+            "base_output_directory": None,
+            **changes,
+        }
     )
-    return dataclasses.replace(given, **changes)
 
 
 class Kept(vertex.Reporter):

@@ -90,8 +90,12 @@ def test_each_submission_is_a_job_of_its_own(service):
 
 def test_a_job_that_breaks_a_rule_is_refused_before_any_request(service):
     two = vertex.Pools(chief=vertex.Pool(machine_type="n1-standard-4", replicas=2))
-    with pytest.raises(ConfigError):
+    with pytest.raises(vertex.JobError) as caught:
         send(service, spec(pools=two))
+    assert caught.value.rules == ("one-primary",)
+    many = {f"k{number}": "v" for number in range(64)}
+    with pytest.raises(vertex.JobError, match="tfdist_submission"):
+        send(service, spec(labels=many))
     assert service.requests == []
 
 

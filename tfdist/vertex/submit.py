@@ -26,6 +26,9 @@ from tfdist.vertex import failures
 from tfdist.vertex import package
 from tfdist.vertex import staging
 from tfdist.vertex.checks import check
+from tfdist.vertex.checks.finding import Finding
+from tfdist.vertex.checks.finding import JobError
+from tfdist.vertex.facts import facts
 from tfdist.vertex.jobs import JobStatus
 from tfdist.vertex.jobs import check_region
 from tfdist.vertex.jobs import parse_job
@@ -96,6 +99,7 @@ def submit(
     for warning in check(spec):
         say(f"warning: {warning}")
     check_region(spec.region)
+    _check_room_for_label(spec)
     access = client.connect(endpoint, credentials, environ)
     if check_buckets is None:
         check_buckets = not access.is_emulator
@@ -146,6 +150,18 @@ def with_defaults(spec: JobSpec) -> JobSpec:
         return spec
     bucket = bucket if bucket.startswith("gs://") else f"gs://{bucket}"
     return dataclasses.replace(spec, staging_bucket=bucket)
+
+
+def _check_room_for_label(spec: JobSpec) -> None:
+    most = facts().limits["labels"]
+    if len(spec.labels) >= most:
+        finding = Finding(
+            "label-limit",
+            f"at most {most - 1} labels, as submit adds {SUBMISSION_LABEL}",
+            str(len(spec.labels)),
+            "remove some of vertex.labels",
+        )
+        raise JobError([finding])
 
 
 def create_once(
