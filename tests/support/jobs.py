@@ -51,6 +51,7 @@ class Fault:
         times: How often.
         done: Whether the request is carried out all the same.
         reason: Code of the cause.
+        raw: The whole answer, in place of one of Google's form.
     """
 
     method: str
@@ -59,6 +60,7 @@ class Fault:
     times: int = 1
     done: bool = False
     reason: str = ""
+    raw: str = ""
 
 
 @dataclasses.dataclass
@@ -189,7 +191,7 @@ class FakeJobService:
 
     def answer(
         self, method: str, path: str, query: Mapping[str, list[str]], body: bytes
-    ) -> tuple[int | None, dict[str, Any]]:
+    ) -> tuple[int | None, dict[str, Any] | str]:
         """Returns status and JSON of the answer to a request; no status breaks the connection."""
         kind = self._kind(method, path)
         with self._lock:
@@ -199,7 +201,8 @@ class FakeJobService:
                 fault.times -= 1
                 if fault.done:
                     self._carry_out(kind, path, query, body)
-                return fault.status, _error(fault.status or 0, fault.text, fault.reason)
+                error = _error(fault.status or 0, fault.text, fault.reason)
+                return fault.status, fault.raw or error
             return self._carry_out(kind, path, query, body)
 
     def _kind(self, method: str, path: str) -> str:
@@ -312,7 +315,7 @@ class FakeJobService:
                 if status is None:
                     self.close_connection = True
                     return
-                data = json.dumps(answer).encode()
+                data = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json; charset=UTF-8")
                 self.send_header("Content-Length", str(len(data)))

@@ -233,6 +233,13 @@ def test_a_refusal_has_the_words_of_the_service_and_its_fix(service, fault, kind
     assert service.requests == ["create"]
 
 
+def test_credentials_that_are_not_there_are_named_with_the_way_to_get_some(monkeypatch):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/no/such/key.json")
+    with pytest.raises(failures.AccessError, match=r"no/such/key\.json.*gcloud auth") as caught:
+        submit_function(spec(), environ={}, say=print)
+    assert caught.value.exit_code == 2
+
+
 def test_a_value_that_the_client_does_not_know_asks_for_a_newer_one(service):
     jobs = client.JobService("us-central1", client.connect(service.endpoint))
     with pytest.raises(UnsupportedError, match="pip install --upgrade 'tfdist"):

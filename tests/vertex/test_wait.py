@@ -89,7 +89,7 @@ def test_a_state_of_a_later_service_is_waited_out(service):
 @pytest.mark.parametrize("status", [503, 429, 500, None])
 def test_an_outage_is_said_once_and_survived(service, status):
     kept = Kept()
-    text = "Quota exceeded for limit 'Requests per minute'" if status == 429 else "overloaded"
+    text = "Resource has been exhausted (e.g. check quota)." if status == 429 else "overloaded"
     service.faults.append(Fault("get", status, text, times=4))
     result = follow(service, ("RUNNING", "SUCCEEDED"), kept)
     assert result.exit_code == 0
@@ -97,6 +97,18 @@ def test_an_outage_is_said_once_and_survived(service, status):
         "no answer about the job",
         "the service answers again, after 0",
     ]
+
+
+def test_answers_that_are_not_the_services_count_as_an_outage(service):
+    kept = Kept()
+    service.faults += [
+        Fault("get", 502, raw="<html>Bad gateway</html>"),
+        Fault("get", 503, raw="[]"),
+    ]
+    service.faults += [Fault("get", 200, raw="<html>Log in</html>")]
+    assert follow(service, ("RUNNING", "SUCCEEDED"), kept).exit_code == 0
+    assert len(kept.said) == 2
+    assert "Bad gateway" in kept.said[0]
 
 
 def test_an_outage_that_lasts_ends_the_waiting_and_says_how_to_go_on(service):

@@ -210,7 +210,7 @@ class JobService:
             TfdistError: As `failures` says.
         """
         job = message(body)
-        with translated("to create a job"):
+        with translated("to create a job", for_machines=True):
             made = self._client.create_custom_job(
                 parent=parent, custom_job=job, timeout=self._timeout
             )
@@ -275,6 +275,7 @@ def translated(
     doing: str,
     role: str = "roles/aiplatform.user",
     missing: tuple[str, str] = failures.MISSING,
+    for_machines: bool = False,
 ) -> Iterator[None]:
     """Raises errors of the client libraries as ours; the arguments are `failures.translate`'s."""
     import google.auth.exceptions
@@ -290,8 +291,12 @@ def translated(
         json_format.ParseError,
         requests.RequestException,
         ConnectionError,
+        AttributeError,
+        KeyError,
     ) as error:
-        raise failures.translate(error, doing, role=role, missing=missing) from error
+        raise failures.translate(
+            error, doing, role=role, missing=missing, for_machines=for_machines
+        ) from error
 
 
 def _no_job(name: JobName | str) -> tuple[str, str]:

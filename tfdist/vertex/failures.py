@@ -63,6 +63,7 @@ def translate(
     *,
     role: str = "roles/aiplatform.user",
     missing: tuple[str, str] = MISSING,
+    for_machines: bool = False,
 ) -> TfdistError:
     """Returns our error for one of the client libraries.
 
@@ -72,6 +73,7 @@ def translate(
         role: The role that gives the permission.
         missing: What is not there if the service says so, a phrase that follows "Expected", and
             its fix.
+        for_machines: Whether the request asks for machines, of which the project may have some.
     """
     import google.auth.exceptions
     import requests
@@ -82,14 +84,23 @@ def translate(
         status = int(error.code) if error.code is not None else 0
         text = _REQUEST.sub("", str(error.message or error))
         reason = str(getattr(error, "reason", None) or "")
-        return from_status(status, text, doing, reason=reason, role=role, missing=missing)
+        return from_status(
+            status,
+            text,
+            doing,
+            reason=reason,
+            role=role,
+            missing=missing,
+            for_machines=for_machines,
+        )
     if isinstance(error, google.auth.exceptions.DefaultCredentialsError):
-        return AccessError(f"credentials {doing}", "none", _LOGIN)
+        return AccessError(f"credentials {doing}", _words(error), _LOGIN)
     if isinstance(error, google.auth.exceptions.TransportError):
         return _unavailable(f"no way to get a token ({_words(error)})", doing, maybe_done=False)
     if isinstance(error, google.auth.exceptions.GoogleAuthError):
         return AccessError(f"valid credentials {doing}", _words(error), _LOGIN)
-    if isinstance(error, json_format.ParseError):
+    # Google's own client stumbles over errors that have not the form of Google's.
+    if isinstance(error, (json_format.ParseError, AttributeError, KeyError)):
         return _unavailable(f"an answer that is not of this service ({_words(error)})", doing)
     if isinstance(error, (requests.ConnectTimeout, requests.exceptions.ProxyError)):
         return _unavailable(_words(error), doing, maybe_done=False)
@@ -113,6 +124,7 @@ def from_status(
     reason: str = "",
     role: str = "",
     missing: tuple[str, str] = MISSING,
+    for_machines: bool = False,
 ) -> TfdistError:
     """Returns our error for an answer with an HTTP status.
 
@@ -123,9 +135,10 @@ def from_status(
         reason: The service's code for the cause, for example "SERVICE_DISABLED".
         role: As for `translate`.
         missing: As for `translate`.
+        for_machines: As for `translate`.
     """
     said = f"{status} {_one_line(text)}".strip()
-    if status == 429 and not _RATE.search(text):
+    if status == 429 and for_machines and "quota" in text.lower() and not _RATE.search(text):
         return QuotaError(
             f"enough quota {doing}",
             said,

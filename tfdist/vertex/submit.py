@@ -125,18 +125,23 @@ def submit(
     )
 
 
-def preview(spec: JobSpec, directory: str = ".") -> dict[str, Any]:
+def preview(
+    spec: JobSpec, directory: str = ".", say: Callable[[str], None] | None = None
+) -> dict[str, Any]:
     """Returns what `submit` would send but for the label, and sends nothing.
 
     Args:
         spec: The job.
         directory: As for `submit`; a source distribution is built, to know its name.
+        say: Told about doubts; by default absl's log.
 
     Raises:
         ConfigError: As `submit`.
     """
+    say = _log if say is None else say
     spec = with_defaults(spec)
-    check(spec)
+    for warning in check(spec):
+        say(f"warning: {warning}")
     if spec.code == "package" and not spec.package_uri:
         built = package.build(directory, spec.module)
         spec = dataclasses.replace(spec, package_uri=_address(spec, built))
@@ -217,6 +222,8 @@ def _create(
             if found is not None:
                 say("the job was created all the same")
                 return found
+            if time.monotonic() > deadline:
+                raise _gave_up(parent, submission, error, in_doubt) from error
             pause = min(2 * pause, _LONGEST_PAUSE)
     return _only(service, parent, submission, made, say) if in_doubt else made
 
@@ -232,20 +239,19 @@ def _found_after(
 ) -> JobStatus | None:
     """Waits, then looks for the job; returns None once it is known not to be there."""
     while True:
-        wait = pause * random.uniform(0.8, 1.2)
-        if time.monotonic() + wait > deadline:
-            raise _gave_up(parent, submission, error, in_doubt) from error
-        time.sleep(wait)
+        time.sleep(pause * random.uniform(0.8, 1.2))
         if not in_doubt:
             return None
         try:
             found = service.find(parent, SUBMISSION_LABEL, submission)
         except failures.UnavailableError:
+            if time.monotonic() > deadline:
+                raise _gave_up(parent, submission, error, in_doubt) from error
             pause = min(2 * pause, _LONGEST_PAUSE)
-            continue
         except ConfigError as refused:
             raise _gave_up(parent, submission, error, in_doubt) from refused
-        return found[0] if found else None
+        else:
+            return found[0] if found else None
 
 
 def _only(

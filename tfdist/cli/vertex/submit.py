@@ -57,7 +57,7 @@ def submit(
     spec = load(config, overrides or ())
     console = Console(sys.stderr if as_json else sys.stdout)
     if dry_run:
-        print(json.dumps(preview(spec), indent=2, ensure_ascii=False))
+        print(json.dumps(preview(spec, say=console.say), indent=2, ensure_ascii=False))
         console.say("nothing was sent")
         return
     job = submit_job(spec, endpoint=endpoint, check_buckets=check_buckets, say=console.say)
