@@ -23,10 +23,11 @@ from tfdist.errors import UnsupportedError
 from tfdist.vertex import client
 from tfdist.vertex import failures
 from tfdist.vertex import submit as submit_function
-from tfdist.vertex.submit import SUBMISSION_LABEL
-from tfdist.vertex.submit import create_once
+from tfdist.vertex.create import SUBMISSION_LABEL
+from tfdist.vertex.create import create_once
 
 PARENT = "projects/demo/locations/us-central1"
+QUOTA = "The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_cpus"
 
 
 @pytest.fixture
@@ -145,6 +146,14 @@ def test_a_request_that_comes_late_leaves_one_job_that_runs(service):
     assert second.name in said[-1]
 
 
+def test_a_job_that_took_its_own_quota_is_found(service):
+    service.faults += [Fault("create", 503, done=True), Fault("list", 200)]
+    service.faults.append(Fault("create", 429, QUOTA))
+    made = send_quickly(service, [])
+    assert made.name == service.job.name
+    assert service.requests == ["create", "list", "create", "list"]
+
+
 def test_without_an_answer_for_long_it_says_how_to_look_for_the_job(service):
     service.faults.append(Fault("create", 503, times=1000))
     with pytest.raises(failures.UnavailableError) as caught:
@@ -172,9 +181,6 @@ def test_requests_that_come_too_often_are_made_again_more_slowly(service):
     service.faults.append(Fault("create", 429, text))
     send_quickly(service, [])
     assert service.requests == ["create", "create"]  # It was not carried out for sure.
-
-
-QUOTA = "The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_cpus"
 
 
 @pytest.mark.parametrize(

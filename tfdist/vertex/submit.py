@@ -1,20 +1,14 @@
 """Submits a job: checks, uploads what it needs, and creates it exactly once.
 
-    job = tfdist.vertex.submit(spec)
-    job.name                                # projects/P/locations/R/customJobs/ID
-    tfdist.vertex.wait(job)
-
-A request to create a job that gets no answer may have been carried out all the same, and a job
-that is created twice costs twice. So each submission is labelled with an id of its own, and looked
-for before it is tried again.
+job = tfdist.vertex.submit(spec)
+job.name                                # projects/P/locations/R/customJobs/ID
+tfdist.vertex.wait(job)
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import random
-import time
 import uuid
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -22,25 +16,18 @@ from typing import Any
 
 from tfdist.errors import ConfigError
 from tfdist.vertex import client
-from tfdist.vertex import failures
 from tfdist.vertex import package
 from tfdist.vertex import staging
 from tfdist.vertex.checks import check
 from tfdist.vertex.checks.finding import Finding
 from tfdist.vertex.checks.finding import JobError
+from tfdist.vertex.create import SUBMISSION_LABEL
+from tfdist.vertex.create import create_once
 from tfdist.vertex.facts import facts
-from tfdist.vertex.jobs import JobStatus
 from tfdist.vertex.jobs import check_region
 from tfdist.vertex.jobs import parse_job
 from tfdist.vertex.render import body as rendered
 from tfdist.vertex.spec import JobSpec
-
-#: Key of the label that a submission is found by.
-SUBMISSION_LABEL = "tfdist_submission"
-
-_CREATE_SECONDS = 60.0
-_FIRST_PAUSE = 1.0
-_LONGEST_PAUSE = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,133 +154,6 @@ def _check_room_for_label(spec: JobSpec) -> None:
             "remove some of vertex.labels",
         )
         raise JobError([finding])
-
-
-def create_once(
-    service: client.JobService,
-    parent: str,
-    body: Mapping[str, Any],
-    *,
-    say: Callable[[str], None],
-    seconds: float = _CREATE_SECONDS,
-    pause: float = _FIRST_PAUSE,
-) -> JobStatus:
-    """Creates a job, again and again until the service answers, and never two of them.
-
-    Args:
-        service: The job service.
-        parent: `projects/P/locations/R`.
-        body: The job, with its `tfdist_submission` label.
-        say: Told about requests without an answer.
-        seconds: How long to try.
-        pause: Seconds before the second try; doubled each time.
-
-    Raises:
-        ServiceError: No quota, or no answer in time.
-        ConfigError: The service refuses it.
-    """
-    submission = body["labels"][SUBMISSION_LABEL]
-    try:
-        return _create(service, parent, body, submission, say, seconds, pause)
-    except KeyboardInterrupt:
-        say(f"interrupted; look whether there is a job: {_lookup(parent, submission)}")
-        raise
-
-
-def _create(
-    service: client.JobService,
-    parent: str,
-    body: Mapping[str, Any],
-    submission: str,
-    say: Callable[[str], None],
-    seconds: float,
-    pause: float,
-) -> JobStatus:
-    deadline = time.monotonic() + seconds
-    in_doubt = False
-    while True:
-        try:
-            made = service.create(parent, body)
-            break
-        except failures.UnavailableError as error:
-            in_doubt = in_doubt or error.maybe_done
-            say(f"no job yet: {failures.words(error)}; trying for {seconds:.0f} s")
-            found = _found_after(service, parent, submission, deadline, pause, error, in_doubt)
-            if found is not None:
-                say("the job was created all the same")
-                return found
-            if time.monotonic() > deadline:
-                raise _gave_up(parent, submission, error, in_doubt) from error
-            pause = min(2 * pause, _LONGEST_PAUSE)
-    return _only(service, parent, submission, made, say) if in_doubt else made
-
-
-def _found_after(
-    service: client.JobService,
-    parent: str,
-    submission: str,
-    deadline: float,
-    pause: float,
-    error: failures.UnavailableError,
-    in_doubt: bool,
-) -> JobStatus | None:
-    """Waits, then looks for the job; returns None once it is known not to be there."""
-    while True:
-        time.sleep(pause * random.uniform(0.8, 1.2))
-        if not in_doubt:
-            return None
-        try:
-            found = service.find(parent, SUBMISSION_LABEL, submission)
-        except failures.UnavailableError:
-            if time.monotonic() > deadline:
-                raise _gave_up(parent, submission, error, in_doubt) from error
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        except ConfigError as refused:
-            raise _gave_up(parent, submission, error, in_doubt) from refused
-        else:
-            return found[0] if found else None
-
-
-def _only(
-    service: client.JobService,
-    parent: str,
-    submission: str,
-    made: JobStatus,
-    say: Callable[[str], None],
-) -> JobStatus:
-    """Cancels all but the first job of a submission: an earlier request may have come late."""
-    try:
-        first, *others = service.find(parent, SUBMISSION_LABEL, submission) or [made]
-        for other in others:
-            say(f"created twice: {other.name} is cancelled, {first.name} stays")
-            service.cancel(other.name)
-    except (failures.ServiceError, ConfigError) as error:
-        say(
-            f"warning: jobs with the label {SUBMISSION_LABEL}={submission} could not be counted "
-            f"({failures.words(error)}): look that there is one"
-        )
-        return made
-    return first
-
-
-def _gave_up(
-    parent: str, submission: str, error: failures.UnavailableError, in_doubt: bool
-) -> failures.UnavailableError:
-    if not in_doubt:
-        return error
-    return failures.UnavailableError(
-        "an answer to the request to create a job",
-        error.received,
-        "look whether it is there before you submit again: " + _lookup(parent, submission),
-    )
-
-
-def _lookup(parent: str, submission: str) -> str:
-    _, project, _, region = parent.split("/")
-    return (
-        f"gcloud ai custom-jobs list --project={project} --region={region} "
-        f"--filter=labels.{SUBMISSION_LABEL}={submission}"
-    )
 
 
 def _upload(
