@@ -299,7 +299,10 @@ from tests.support.submission import spec
 import tfdist.vertex
 job = tfdist.vertex.submit(spec(staging_bucket=None))
 result = tfdist.vertex.wait(job, pace=tfdist.vertex.Pace(first=0.05, most=0.1))
-print(result.state, tfdist.vertex.submit.__module__)
+try:
+    tfdist.vertex.wait("77")
+except tfdist.vertex.failures.NotThereError as error:
+    print(result.state, tfdist.vertex.submit.__module__, error.expected.split()[1])
 """
 
 
@@ -315,7 +318,11 @@ def test_what_was_given_to_aiplatform_init_is_used(service):
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["SUCCEEDED", "tfdist.vertex.submit"]
+    assert done.stdout.split() == [
+        "SUCCEEDED",
+        "tfdist.vertex.submit",
+        "projects/demo/locations/us-central1/customJobs/77",
+    ]
     assert service.requests[0] == "create"
 
 

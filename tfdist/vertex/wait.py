@@ -127,8 +127,8 @@ def wait(
 
     Args:
         job: The job, its resource name, its page in the console, or its id.
-        project: Project of an id.
-        region: Region of an id.
+        project: Project of an id; by default that of `aiplatform.init`, or of the environment.
+        region: Region of an id, like `project`.
         endpoint: As for `submit`.
         credentials: As for `submit`.
         timeout: Seconds after which waiting ends and the job goes on; None: as long as it takes.
@@ -167,6 +167,8 @@ def _name(
     if isinstance(job, JobName):
         return job
     text = job.name if isinstance(job, SubmittedJob) else job
+    project = project or client.initialized("_project")
+    region = region or client.initialized("_location")
     return parse_job(text, project, region, environ)
 
 
