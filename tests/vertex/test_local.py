@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from tests.support.harness import ROOT
 from tfdist.cluster.detect import detect
 from tfdist.errors import ConfigError
 from tfdist.errors import UnsupportedError
+from tfdist.vertex.local import Buildah
 from tfdist.vertex.local import Host
 from tfdist.vertex.local import JobState
 from tfdist.vertex.local import LocalJob
@@ -293,7 +295,8 @@ def test_a_failing_primary_is_started_six_times_in_each_of_four_tries(run, tmp_p
     )
     assert started.job.error.code == 3
     assert "  | bye" in started.news
-    resource = started.job.resource()
+    resource = json.loads((tmp_path / "job0" / "job.json").read_text())
+    assert resource == started.job.resource()
     assert resource["state"] == "JOB_STATE_FAILED"
     assert resource["error"]["code"] == 3
     assert resource["createTime"] <= resource["startTime"] <= resource["endTime"]
@@ -611,6 +614,61 @@ def test_without_its_packages_the_emulator_is_refused_with_the_line_to_install(
     )
     with pytest.raises(UnsupportedError, match=r"pip install 'trustme>=1.2'"):
         job.start()
+
+
+# --- containers -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Any:
+    """A working container with a shell as its entry point, and the buildah that knows it."""
+    if shutil.which("buildah") is None or os.geteuid():
+        pytest.skip("needs buildah and root")
+    storage = [f"{option}={tmp_path / option[2:]}" for option in ("--root", "--runroot")]
+    buildah = ["buildah", *storage, "--storage-driver=vfs"]
+
+    def call(*words: str) -> str:
+        return subprocess.run(
+            [*buildah, *words], check=True, capture_output=True, text=True, timeout=DEADLINE
+        ).stdout.strip()
+
+    name = call("from", "scratch")
+    tree = tmp_path / "tree"
+    for program in ("dash", "env", "sleep"):
+        found = shutil.which(program)
+        assert found is not None
+        linked = subprocess.run(["ldd", found], capture_output=True, text=True, check=True).stdout
+        libraries = [word for word in linked.split() if word.startswith("/")]
+        for source, target in [(found, f"/bin/{program}"), *((path, path) for path in libraries)]:
+            (tree / target[1:]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, tree / target[1:])
+    call("copy", name, str(tree), "/")
+    call("config", "--entrypoint", '["/bin/dash", "-c"]', "--env", "BROUGHT=by the image", name)
+    yield name, buildah
+    call("rm", name)
+
+
+def test_replicas_share_a_container_and_see_its_variables_and_the_services(
+    run, container, tmp_path
+):
+    name, buildah = container
+    out = tmp_path / "out"
+    out.mkdir()
+    write = f"env > {out}/$HOSTNAME; until test -e {out}/*pool0*-0 -a -e {out}/*pool1*-0; do"
+    listen = f"trap 'echo heard; exit 0' TERM; env > {out}/$HOSTNAME; sleep 60 & wait"
+    pools = [
+        {"replicaCount": 1, "containerSpec": {"imageUri": "x", "args": [code]}}
+        for code in (f"{write} sleep 0.1; done; sleep 0.3", listen)
+    ]
+    runner = Buildah(name, [str(out)], buildah)
+    started = run(custom_job(*pools), runner=runner, environ={**os.environ, "MINE": "no"})
+    assert started.end() is JobState.SUCCEEDED, started.lines
+    assert "[worker 0] heard" in started.lines
+    (first,) = out.glob("*workerpool0*")
+    environ = dict(line.split("=", 1) for line in first.read_text().splitlines())
+    assert environ["BROUGHT"] == "by the image"
+    assert "MINE" not in environ
+    assert json.loads(environ["TF_CONFIG"])["task"]["type"] == "chief"
 
 
 # --- command line ---------------------------------------------------------------------------------

@@ -54,6 +54,9 @@ def local(
         str | None,
         typer.Option(help="Run in this working container of buildah's, not with this Python."),
     ] = None,
+    buildah: Annotated[
+        str, typer.Option(help="The command for containers, with options of its own.")
+    ] = "buildah",
     entry_point: Annotated[
         str, typer.Option(help="What stands for the image's entry point.")
     ] = shlex.join(ENTRY_POINT),
@@ -100,12 +103,16 @@ def local(
     if bucket_emulator or real_buckets:
         buckets = "emulator" if bucket_emulator else "real"
     folder = Path(bucket_dir).absolute() if bucket_dir else place / "gcs"
+    if container is not None:
+        runner: Runner = _container(container, shlex.split(buildah), place, folder)
+    else:
+        runner = _host(received, entry_point, package or [], place, folder)
     with inbox() as received_signals:
         running = LocalJob(
             custom_job,
             directory=place,
             parent=parent,
-            runner=_runner(received, container, entry_point, package or [], place, folder),
+            runner=runner,
             buckets=buckets,
             bucket_directory=folder,
             rules=rules,
@@ -155,19 +162,25 @@ def _rules(job: ReceivedJob, replica_restarts: int | None, job_retries: int | No
     )
 
 
-def _runner(
-    job: ReceivedJob,
-    container: str | None,
-    entry_point: str,
-    packages: list[str],
-    place: Path,
-    folder: Path,
+def _container(name: str, command: list[str], place: Path, folder: Path) -> Runner:
+    # The job writes there under the same paths; they must exist to be mounted.
+    for path in (place, folder):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                "a directory that can be written",
+                f"{str(path)!r} ({error.strerror})",
+                "name another",
+            ) from error
+    with contextlib.suppress(OSError):
+        folder.chmod(0o777)  # programs in images have users of their own
+    return Buildah(name, list(dict.fromkeys((str(place), str(folder)))), command)
+
+
+def _host(
+    job: ReceivedJob, entry_point: str, packages: list[str], place: Path, folder: Path
 ) -> Runner:
-    if container is not None:
-        # The job writes there under the same paths; they must exist to be mounted.
-        for path in (place, folder):
-            _make(path)
-        return Buildah(container, mounts=list(dict.fromkeys((str(place), str(folder)))))
     named = [uri for replica in job.replicas for uri in replica.program.package_uris]
     found = packages or [file for uri in dict.fromkeys(named) if (file := _here(uri, folder))]
     if named and not found:
@@ -181,15 +194,6 @@ def _here(uri: str, folder: Path) -> str:
     """Returns the file that stands for a distribution's address, or ""."""
     path = folder / uri.removeprefix("gs://") if uri.startswith("gs://") else Path(uri)
     return str(path) if path.is_file() else ""
-
-
-def _make(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            "a directory that can be written", f"{str(path)!r} ({error.strerror})", "name another"
-        ) from error
 
 
 def _default_directory(job: ReceivedJob) -> str:

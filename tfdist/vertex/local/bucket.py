@@ -98,6 +98,7 @@ class CloudStorage:
     def __enter__(self) -> CloudStorage:
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._scratch)))
+            scratch.chmod(0o755)  # users of a container read the certificate
             # Held, so that nobody else is given the number before the emulator listens.
             self._emulator = stack.enter_context(ports.reserve(1)).addresses[0]
             log = stack.enter_context(open(scratch / "log", "wb"))

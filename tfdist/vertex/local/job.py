@@ -7,8 +7,9 @@
 
 Each job has a thread of its own, so that several may run in one process. In `directory` are
 `logs/workerpool0-0.log` with the lines of each replica as they came, `logs/entries.jsonl` with the
-log entries that the service would make of them, and `gcs/BUCKET` in place of buckets. When this
-process dies, even by SIGKILL, nothing of the job outlives it. Linux only.
+log entries that the service would make of them, `gcs/BUCKET` in place of buckets, and at the end
+`job.json`, the job as a Get call shows it. When this process dies, even by SIGKILL, nothing of the
+job outlives it. Linux only.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class LocalJob:
             before the job starts and written when it has ended. `directory/gcs` by default.
         rules: How often what is started again; the service's for this job by default.
         grace: Seconds that replicas have to end when they are stopped.
-        say: Called with each piece of news of the job, from its thread.
-        show: Called with each line of replicas, from another thread; `say` by default.
+        say: Called with each piece of news of the job, from its threads.
+        show: Called with each line of replicas, from one thread; `say` by default.
 
     Attributes:
         name: Resource name.
@@ -167,7 +168,7 @@ class LocalJob:
         Raises:
             ConfigError: The directory cannot be written, or a program is not on this machine.
         """
-        if self._thread is not None:
+        if self._thread is not None or self._ended.is_set():
             raise ConfigError("a job that has not been started", self.name, "make another one")
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +182,7 @@ class LocalJob:
             check_installed()
         for replica in self.job.replicas:
             if replica.runs_here:
-                self._runner.command(replica.program, self._runner.inherited(self._environ))
+                self._runner.launch(replica.program, self._runner.inherited(self._environ))
         self._thread = threading.Thread(target=self._run, name=f"tfdist-{self.name}", daemon=True)
         self._thread.start()
 
@@ -361,6 +362,9 @@ class LocalJob:
             self._error = error
             self._times["endTime"] = _now()
         self._enter(state)
+        with contextlib.suppress(OSError):  # a full disk, or a job that was never started
+            text = json.dumps(self.resource(), indent=2, ensure_ascii=False)
+            (self._directory / "job.json").write_text(text + "\n", encoding="utf-8")
         self._ended.set()
 
     def _open_log(self, name: str) -> FileIO:

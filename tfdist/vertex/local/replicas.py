@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from io import FileIO
+from pathlib import Path
 
 from tfdist.errors import TfdistError
 from tfdist.launch import guard
@@ -18,6 +20,7 @@ from tfdist.launch.registry import Registry
 from tfdist.vertex.local.custom_job import ReceivedJob
 from tfdist.vertex.local.custom_job import Replica
 from tfdist.vertex.local.lines import Reader
+from tfdist.vertex.local.runner import Launch
 from tfdist.vertex.local.runner import Runner
 from tfdist.vertex.local.variables import Identity
 from tfdist.vertex.local.variables import replica_environment
@@ -31,20 +34,34 @@ _DRAIN_SECONDS = 2.0
 class ReplicaProcess(TaskProcess):
     """The process of one life of a replica.
 
+    Args:
+        replica: Whose.
+        launch: How it is started.
+        output: Where its lines are kept.
+
     Attributes:
         replica: Whose.
     """
 
-    def __init__(
-        self,
-        replica: Replica,
-        command: list[str],
-        environ: Mapping[str, str],
-        output: TaskOutput,
-        directory: str | None,
-    ):
-        super().__init__(replica.task, command, environ, output, stdin=False, directory=directory)
+    def __init__(self, replica: Replica, launch: Launch, output: TaskOutput):
+        super().__init__(
+            *(replica.task, launch.words, launch.environ, output),
+            stdin=False,
+            directory=launch.directory,
+        )
         self.replica = replica
+        self._wrapper = launch.wrapper
+
+    def ask_to_end(self) -> None:
+        """Sends SIGTERM to the program and what it has started in its session."""
+        if not self._wrapper:
+            self.signal_group(signal.SIGTERM)
+            return
+        for pid in guard.members([], [self.pid]):
+            with contextlib.suppress(OSError):
+                first = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
+                if not os.path.basename(first).startswith(self._wrapper.encode()):
+                    os.kill(pid, signal.SIGTERM)
 
 
 class Replicas:
@@ -124,7 +141,7 @@ class Replicas:
         processes = list(self._processes.values())
         running = [process for process in processes if not process.poll() and process.exit is None]
         for process in running:
-            process.signal_group(signal.SIGTERM)
+            process.ask_to_end()
         until = time.monotonic() + grace
         while running and time.monotonic() < until and not hurry.is_set():
             time.sleep(_STEP_SECONDS)
@@ -135,12 +152,12 @@ class Replicas:
     def _start(self, replica: Replica) -> None:
         service = service_variables(self._job, self._identity, self._addresses, replica)
         environ = replica_environment(self._environ, service, replica)
-        command, directory = self._runner.command(replica.program, environ)
+        launch = self._runner.launch(replica.program, environ)
         output = TaskOutput(replica.task, replica.pool, labelled=True, log=self._logs[replica])
         output.begin(self._lives[replica])
         self._lives[replica] += 1
         try:
-            process = ReplicaProcess(replica, command, environ, output, directory)
+            process = ReplicaProcess(replica, launch, output)
         except OSError as error:
             raise TfdistError(f"room for the process of {replica}", str(error)) from error
         self._registry.add_session(process.pid)

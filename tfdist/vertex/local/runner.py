@@ -20,6 +20,24 @@ from tfdist.vertex.local.custom_job import Program
 ENTRY_POINT = ("python", "-m", "trainer.task")
 
 
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How the process of a replica is started.
+
+    Attributes:
+        words: The command.
+        environ: Environment of that command.
+        directory: Where it starts, or None for the directory of this process.
+        wrapper: Processes whose first word begins so are not the program and end after it: they
+            are not asked to end. "" where there are none.
+    """
+
+    words: Sequence[str]
+    environ: Mapping[str, str]
+    directory: str | None = None
+    wrapper: str = ""
+
+
 class Runner(Protocol):
     """Turns a program into a command of this machine."""
 
@@ -30,12 +48,15 @@ class Runner(Protocol):
             environ: The environment of this process.
         """
 
-    def command(self, program: Program, environ: Mapping[str, str]) -> tuple[list[str], str | None]:
-        """Returns the command and the directory to start it in (None: this one).
+    def launch(self, program: Program, environ: Mapping[str, str]) -> Launch:
+        """Returns how to start a program.
 
         Args:
             program: What the pool runs.
             environ: The whole environment that the program is to see.
+
+        Raises:
+            ConfigError: It cannot be started here.
         """
 
 
@@ -65,8 +86,8 @@ class Host:
         found.setdefault("PYTHONUNBUFFERED", "1")
         return found
 
-    def command(self, program: Program, environ: Mapping[str, str]) -> tuple[list[str], str | None]:
-        """Returns the program's words, and where it starts."""
+    def launch(self, program: Program, environ: Mapping[str, str]) -> Launch:
+        """Returns the program's own words."""
         if program.module:
             words = ["python", "-m", program.module, *program.args]
         else:
@@ -79,31 +100,36 @@ class Host:
                 f"{words[0]!r}, not found",
                 "run the job in its image with --container, or give another --entry-point",
             )
-        return words, self.directory
+        return Launch(words, environ, self.directory)
 
 
 class Buildah:
     """Runs programs in a working container of buildah's, with chroot isolation and no daemon.
 
-    All replicas share the container. Nothing of this machine's environment reaches it.
+    All replicas share the container. Nothing of this machine's environment reaches it. A program
+    that a signal ends has exit code 1: buildah does not tell more.
 
     Args:
         container: Name or id of a working container (`buildah from IMAGE`).
         mounts: Directories that are seen inside under the same path.
+        command: buildah, with options of its own such as `--root`.
 
     Raises:
         UnsupportedError: There is no buildah.
         ConfigError: There is no such container.
     """
 
-    def __init__(self, container: str, mounts: Sequence[str] = ()):
-        if shutil.which("buildah") is None:
+    def __init__(
+        self, container: str, mounts: Sequence[str] = (), command: Sequence[str] = ("buildah",)
+    ):
+        if shutil.which(command[0]) is None:
             raise UnsupportedError(
                 "buildah, to run a container", "none", "apt-get install buildah crun"
             )
         self._container = container
         self._mounts = tuple(mounts)
-        config = _inspect(container)
+        self._command = tuple(command)
+        config = _inspect(self._command, container)
         self._entry_point = tuple(config.get("Entrypoint") or ())
         self._arguments = tuple(config.get("Cmd") or ())
 
@@ -111,7 +137,7 @@ class Buildah:
         """Returns nothing: the image brings its own variables."""
         return {}
 
-    def command(self, program: Program, environ: Mapping[str, str]) -> tuple[list[str], str | None]:
+    def launch(self, program: Program, environ: Mapping[str, str]) -> Launch:
         """Returns the call of buildah that runs the program with exactly `environ` added."""
         if program.module:
             words = ["python", "-m", program.module, *program.args]
@@ -125,17 +151,20 @@ class Buildah:
                 f"neither, in {self._container}",
                 "set command in the job",
             )
-        return [
-            *("buildah", "run", "--isolation", "chroot"),
+        call = [
+            *(*self._command, "run", "--isolation", "chroot"),
             *(word for name, value in environ.items() for word in ("--env", f"{name}={value}")),
             *(word for path in self._mounts for word in ("--volume", f"{path}:{path}")),
             *(self._container, "--", *words),
-        ], None
+        ]
+        # By its host name the guard knows what belongs to the replica.
+        own = {**os.environ, "HOSTNAME": environ.get("HOSTNAME", "")}
+        return Launch(call, own, wrapper="buildah")
 
 
-def _inspect(container: str) -> Mapping[str, Sequence[str] | None]:
+def _inspect(command: Sequence[str], container: str) -> Mapping[str, Sequence[str] | None]:
     asked = subprocess.run(
-        ["buildah", "inspect", "--type", "container", container],
+        [*command, "inspect", "--type", "container", container],
         capture_output=True,
         text=True,
         check=False,
