@@ -199,6 +199,17 @@ def test_a_second_interruption_leaves_the_job(service):
     assert service.count("cancel") == 1
 
 
+def test_an_interruption_after_the_end_asks_nothing(service):
+    class Late(Kept):
+        def change(self, history, now):
+            if history.state == "SUCCEEDED":
+                raise KeyboardInterrupt
+
+    asked = []
+    result = follow(service, ("RUNNING", "SUCCEEDED"), Late(), interrupted=lambda: asked.append(1))
+    assert (result.exit_code, asked) == (0, [])
+
+
 def test_the_log_is_shown_while_waiting_and_its_loss_does_not_end_it(service):
     name = service.add(("RUNNING", "RUNNING", "SUCCEEDED"))
     service.log(name, "workerpool1-0", "hello", time.time())

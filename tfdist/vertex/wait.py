@@ -208,6 +208,9 @@ class _Waiter:
             try:
                 return self._wait(deadline)
             except KeyboardInterrupt:
+                outcome = self._history.outcome
+                if outcome is not None:  # Only late lines of the log are missing.
+                    return self._result(outcome.exit_code, outcome.reason)
                 if interrupted is None:
                     raise
                 if asked or self._ask(interrupted) == "leave":
