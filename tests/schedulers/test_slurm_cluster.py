@@ -117,6 +117,12 @@ def test_roles_that_need_different_machines_make_one_heterogeneous_job(slurm, tm
     assert [len(tasks) for tasks in found["chief-0"]["cluster"].values()] == [1, 2]
 
 
+def test_a_program_that_is_not_there_is_told_at_once(slurm, tmp_path):
+    job = slurm.submit(script(tmp_path, {"slurm.command": ["no-such-python"]}), tmp_path)
+    assert slurm.wait(job, 30) == ("FAILED", 2)
+    assert "no program no-such-python here" in log_of(tmp_path)
+
+
 FAIL = """
 import os, sys, time
 n = os.environ.get("SLURM_RESTART_COUNT", "0")

@@ -57,11 +57,18 @@ def render(plan: Plan, section: Slurm) -> str:
     lines = ["#!/bin/bash", f"# {plan.name}: {_summary(plan)}. Submit with sbatch.", "#"]
     lines += ["# Written by: tfdist render --for slurm", ""]
     lines += _options(plan, section, components)
-    lines += ["", "set -u", *_settings(plan, section, components), ""]
+    lines += ["", *_settings(plan, section, components), ""]
     if section.setup:
         lines += ["# Set-up of the config.", *section.setup, ""]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in plan.env.items()]
     lines.append(f"program=({' '.join(shlex.quote(word) for word in plan.command)})")
+    if not section.container_image:
+        lines += [
+            'if ! command -v "${program[0]}" >/dev/null; then',
+            '  echo "no program ${program[0]} here: see slurm.setup and slurm.command" >&2',
+            "  exit 2",
+            "fi",
+        ]
     return "\n".join(lines) + "\n\n" + TASK + "\n" + BODY
 
 
@@ -152,6 +159,7 @@ def _settings(plan: Plan, section: Slurm, components: Sequence[Sequence[RolePlan
 
 def _srun(component: Sequence[RolePlan], section: Slurm) -> Iterator[str]:
     """Yields options of a step; the number of processors is not taken over from sbatch."""
+    yield "--export=ALL"  # Also where sbatch was told otherwise.
     yield "--kill-on-bad-exit=0"  # The script stops the others, later: they may be saving.
     yield "--wait=0"
     yield f"--ntasks={sum(tasks.count for tasks in component)}"

@@ -137,8 +137,7 @@ state=$(scontrol show job "$SLURM_JOB_ID" -o | grep -o -m 1 'JobState=[A-Z]*' | 
 restarts=${SLURM_RESTART_COUNT:-0}
 if [[ $state == JobState=RUNNING ]] && ((code == 143 || (code != 0 && code != 2 && restarts < max_restarts))); then
   echo "ended with exit code $code: queued again, after $restarts restarts"
-  scontrol requeue "$SLURM_JOB_ID"
-  sleep 60 # Slurm ends this script.
+  scontrol requeue "$SLURM_JOB_ID" && sleep 60 # Slurm ends this script.
 fi
 exit "$code"
 """
