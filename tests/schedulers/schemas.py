@@ -2,8 +2,8 @@
 
 | document | checked by |
 |---|---|
-| Job, Service, every pod template | the JSON schemas of Kubernetes' own API (package kubernetes-validate), strict |
-| JobSet | the models of its API (package kubeflow-trainer-api): nothing may get lost in them |
+| Job, Service, pods | the JSON schemas of Kubernetes (package kubernetes-validate), strict |
+| JobSet | the models of its API (package kubeflow-trainer-api): nothing may get lost |
 | TFJob | `tfjob.schema.json`, written from the fields that its API documents |
 """
 

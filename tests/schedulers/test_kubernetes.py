@@ -81,7 +81,7 @@ def case(name: str, kind: str) -> list[dict[str, Any]]:
 
 
 def pods(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns host name (with its service, or alone) to the pod's spec, as Kubernetes names them."""
+    """Returns the pods by their host names, with the service where there is one."""
     found = {}
     for document in documents:
         name = document["metadata"]["name"]
@@ -160,9 +160,9 @@ def test_every_pod_is_found_where_the_others_look_for_it(name, kind):
             continue
         assert cluster.address(cluster.task) == f"{host}:2222"
         assert cluster.job_name == ""
-        assert {address.rpartition(":")[0] for r in cluster.addresses.values() for address in r} == {
-            other for other in found if "-evaluator-" not in other
-        }
+        assert {
+            address.rpartition(":")[0] for r in cluster.addresses.values() for address in r
+        } == {other for other in found if "-evaluator-" not in other}
     if kind == "job":
         (service,) = (d for d in documents if d["kind"] == "Service")
         assert service["spec"]["clusterIP"] == "None"
@@ -259,7 +259,9 @@ def test_what_ends_and_what_restarts_a_set():
     first = servers["spec"]["failurePolicy"]["rules"][0]
     assert first["action"] == "RestartJobSetAndIgnoreMaxRestarts"
     (pattern,) = first["onJobFailureMessagePatterns"]
-    told = "Container trainer for pod a/b failed with exit code {} matching FailJob rule at index {}"
+    told = (
+        "Container trainer for pod a/b failed with exit code {} matching FailJob rule at index {}"
+    )
     assert re.search(pattern, told.format(143, 1))
     assert not re.search(pattern, told.format(2, 0))
 
@@ -319,7 +321,9 @@ def test_results_that_would_be_lost_are_told():
     assert "/workspace/runs/digits-multiworker" in warned(image="i")[0]
     assert not warned(image="i", volumes=[{"claim": "c", "mount_path": "/workspace/runs/"}])
     assert warned(image="i", volumes=[{"claim": "c", "mount_path": "/workspace/ru"}])
-    assert warned(image="i", volumes=[{"claim": "c", "mount_path": "/workspace", "read_only": True}])
+    assert warned(
+        image="i", volumes=[{"claim": "c", "mount_path": "/workspace", "read_only": True}]
+    )
 
 
 @pytest.mark.parametrize(

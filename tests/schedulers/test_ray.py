@@ -135,7 +135,11 @@ def test_the_program_of_a_worker_that_dies_is_told_to_save(tmp_path):
         "open(sys.argv[1] + '/up', 'w').close()\n"
         "time.sleep(60)"
     )
-    config = {"program": ["python", "-c", code, str(tmp_path)], "environment": {}, "grace_seconds": 1}
+    config = {
+        "program": ["python", "-c", code, str(tmp_path)],
+        "environment": {},
+        "grace_seconds": 1,
+    }
     worker = subprocess.Popen(
         [
             sys.executable,

@@ -78,7 +78,9 @@ def test_scripts_are_those_that_were_looked_at(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_scripts_are_valid_for_bash(name):
-    done = subprocess.run(["bash", "-n"], input=render(*CASES[name]), text=True, capture_output=True)
+    done = subprocess.run(
+        ["bash", "-n"], input=render(*CASES[name]), text=True, capture_output=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

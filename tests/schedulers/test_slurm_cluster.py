@@ -41,7 +41,9 @@ def script(directory: Path, settings: Mapping[str, Any], config: str = CONFIG) -
         "slurm.time_limit": 10,
         **settings,
     }
-    options = [word for key, value in every.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    options = [
+        word for key, value in every.items() for word in ("--set", f"{key}={json.dumps(value)}")
+    ]
     code = main(["render", "--for", "slurm", config, *options, "--output", str(path), "--force"])
     assert code == 0
     return path.read_text()

@@ -1,20 +1,24 @@
 """A job on Kubernetes: a JobSet, indexed Jobs with a headless service, or a TFJob of Kubeflow.
 
-    documents = render(*tfdist.schedulers.plan.load("configs/flights-kubernetes.yaml", "kubernetes"))
+    plan, section = plan.load("configs/flights-kubernetes.yaml", "kubernetes")
+    documents = render(plan, section)
     print(text(documents, "yaml"))
 
 Every pod of a JobSet or an indexed Job gets a `TF_CONFIG`: all of it is known when the job is
 written but the index of the pod, which Kubernetes puts in the place of `$(TFDIST_TASK_INDEX)`. The
 operator of TFJobs sets `TF_CONFIG` itself.
 
-| a task ends with | JobSet | Jobs | TFJob |
-|---|---|---|---|
-| 0 | the chief's end (and the evaluator's) is the end | each role by itself | as JobSet, the chief's |
-| 2, a mistake in the configuration | fails at once | the Job fails at once | fails at once |
-| 143, preempted and saved; evicted | the pod starts again, any number of times; if a chief or server of parameter servers, all | the pod | the pod |
-| anything else | all start again (workers of parameter servers and evaluators: alone), at most `max_restarts` times | the pod, at most `max_restarts` times for each of the role | below 128 fails at once, unless `restart_policy: OnFailure` |
+What a task's exit code does (docs/kubernetes.md has it in full):
 
-When the coordinator of parameter servers ends to start again, its servers and workers end with 0. A
+| code | JobSet | Jobs | TFJob |
+|---|---|---|---|
+| 0 | the chief's end, and the evaluator's, is the end | each role by itself | as JobSet |
+| 2, a mistake in the configuration | fails at once | that Job fails at once | fails at once |
+| 143, preempted and saved | the pod starts again, any number of times | the same | the same |
+| others | all start again, `max_restarts` times | the pod | fails below 128 |
+
+Pods that do not need each other start again alone: evaluators, and workers of parameter servers.
+When the coordinator of parameter servers is preempted, its servers and workers end with 0. A
 JobSet starts all of them; in a TFJob they have the restart policy Always; Jobs leave them ended.
 
 Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/,
@@ -163,9 +167,7 @@ def _set_rules(plan: Plan) -> list[dict[str, Any]]:
                 "onJobFailureMessagePatterns": ["rule at index [12]$"],
             }
         )
-    rules.append(
-        {"name": "configuration", "action": "FailJobSet", "onJobFailureReasons": reason}
-    )
+    rules.append({"name": "configuration", "action": "FailJobSet", "onJobFailureReasons": reason})
     return rules
 
 

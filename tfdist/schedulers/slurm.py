@@ -8,14 +8,14 @@ task will run, gives every task its `TF_CONFIG`, and watches:
 
 | what happens | what the script does |
 |---|---|
-| the time limit is near | SIGTERM to the tasks: they save and end with 143; the job is queued again |
-| Slurm preempts or requeues the job | the tasks got SIGTERM from Slurm and save; Slurm queues it again |
+| the time limit is near | SIGTERM to the tasks: they save; the job is queued again |
+| Slurm preempts or requeues it | nothing: tasks got SIGTERM and save, Slurm queues it again |
 | `scancel` | the tasks save; nothing is queued |
-| a task fails | the others have `stop_seconds`; the job is queued again, at most `max_restarts` times |
-| a task ends with 2 | the others have `stop_seconds`; the job fails: nothing would be better next time |
+| a task fails | the others have `stop_seconds`; queued again, `max_restarts` times |
+| a task ends with 2 | the same, but the job fails: the next time would be no better |
 
-Source: https://slurm.schedmd.com/sbatch.html, srun.html, heterogeneous_jobs.html. Tested with a real
-Slurm 22.05 of two nodes (tests/schedulers/test_slurm_cluster.py).
+Source: https://slurm.schedmd.com/sbatch.html, srun.html, heterogeneous_jobs.html. Tested with a
+real Slurm 22.05 of two nodes (tests/schedulers/test_slurm_cluster.py).
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ code=0
 if [[ ${nodes[number]} != "$SLURMD_NODENAME" ]]; then
   fail "expected on node ${nodes[number]}, runs on $SLURMD_NODENAME"
 else
-  export TF_CONFIG="{\"cluster\": $TFDIST_ADDRESSES, \"task\": {\"type\": \"$role\", \"index\": $index}}"
+  place="{\"type\": \"$role\", \"index\": $index}"
+  export TF_CONFIG="{\"cluster\": $TFDIST_ADDRESSES, \"task\": $place}"
   # A signal is the program's; this shell only hands over how it ended.
   trap : TERM
   if [[ " $TFDIST_KEEP_ON_TERM " == *" $role "* ]]; then
@@ -155,7 +156,9 @@ fi
 # Slurm queues again what it has taken the nodes from; what is cancelled stays so.
 state=$(scontrol show job "$SLURM_JOB_ID" -o | grep -o -m 1 'JobState=[A-Z]*' | head -n 1)
 restarts=${SLURM_RESTART_COUNT:-0}
-if [[ $state == JobState=RUNNING ]] && ((code == 143 || (code != 0 && code != 2 && restarts < max_restarts))); then
+again=0
+((code == 143 || (code != 0 && code != 2 && restarts < max_restarts))) && again=1
+if [[ $state == JobState=RUNNING ]] && ((again)); then
   echo "ended with exit code $code: queued again, after $restarts restarts"
   scontrol requeue "$SLURM_JOB_ID" && sleep 60 # Slurm ends this script.
 fi
