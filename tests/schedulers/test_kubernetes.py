@@ -321,6 +321,10 @@ def test_results_that_would_be_lost_are_told():
     assert "/workspace/runs/digits-multiworker" in warned(image="i")[0]
     assert not warned(image="i", volumes=[{"claim": "c", "mount_path": "/workspace/runs/"}])
     assert warned(image="i", volumes=[{"claim": "c", "mount_path": "/workspace/ru"}])
+    bucket = ["kubernetes.image=i", "output.directory=gs://bucket/run"]
+    assert not kubernetes.warnings(*plans.load(DIGITS, "kubernetes", bucket))
+    here = [*bucket, "output.log_dir=logs"]
+    assert "/workspace/logs" in kubernetes.warnings(*plans.load(DIGITS, "kubernetes", here))[0]
     assert warned(
         image="i", volumes=[{"claim": "c", "mount_path": "/workspace", "read_only": True}]
     )

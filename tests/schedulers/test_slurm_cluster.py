@@ -65,7 +65,9 @@ PRINT = """
 import json, os, sys
 from tfdist.cli.env import describe
 where = describe(os.environ)
+devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
 line = {"node": os.environ["SLURMD_NODENAME"], "argument": sys.argv[1], **where}
+line["gpus"] = str(len(devices.split(","))) if devices else ""
 with open(f"{where['task']['type']}-{where['task']['index']}.json", "w") as file:
     json.dump(line, file)
 """
@@ -117,6 +119,30 @@ def test_roles_that_need_different_machines_make_one_heterogeneous_job(slurm, tm
     assert sorted(found) == ["chief-0", "worker-0", "worker-1"]
     assert found["chief-0"]["node"] != found["worker-0"]["node"] == found["worker-1"]["node"]
     assert [len(tasks) for tasks in found["chief-0"]["cluster"].values()] == [1, 2]
+
+
+def test_components_get_what_they_asked_for_and_not_what_the_first_did(slurm, tmp_path):
+    text = script(
+        tmp_path,
+        {
+            "slurm.roles": {
+                "worker": {"count": 2, "gpus": 1, "cpus": 2, "memory": "1500M"},
+                "evaluator": {"memory": "100M", "cpus": 1},
+            },
+            "slurm.tasks_per_node": 2,
+            "slurm.command": PROBE,
+            "slurm.args": [PRINT, ""],
+        },
+    )
+    job = slurm.submit(text, tmp_path)
+    assert slurm.wait(job, 60) == ("COMPLETED", 0), log_of(tmp_path)
+    found = probes(tmp_path)
+    assert {name: probe["gpus"] for name, probe in found.items()} == {
+        "worker-0": "1",
+        "worker-1": "1",
+        "evaluator-0": "",
+    }
+    assert "arning" not in log_of(tmp_path)
 
 
 def test_a_program_that_is_not_there_is_told_at_once(slurm, tmp_path):

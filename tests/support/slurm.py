@@ -17,6 +17,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import tempfile
 import time
@@ -168,7 +169,7 @@ class SlurmCluster:
         (place / "slurm.conf").write_text(self._configuration(sock), encoding="utf-8")
         devices = [place / f"gpu{number}" for number in range(self._gpus)]  # Nobody opens them.
         for device in devices:
-            device.touch()
+            os.mknod(device, stat.S_IFCHR | 0o600, os.makedev(1, 3))  # As /dev/null.
         (place / "gres.conf").write_text(
             f"NodeName={','.join(self._names)} Name=gpu File={','.join(map(str, devices))}\n",
             encoding="utf-8",

@@ -105,14 +105,15 @@ def text(documents: Sequence[dict[str, Any]], form: str = "yaml") -> str:
 def warnings(plan: Plan, section: Kubernetes) -> tuple[str, ...]:
     """Returns what looks wrong without being an error, one sentence each."""
     found = []
-    place = plan.output_directory
-    if place and "://" not in place:
-        place = posixpath.join(_IMAGE_DIRECTORY, place)
-        mounts = [volume.mount_path for volume in section.volumes if not volume.read_only]
+    mounts = [volume.mount_path for volume in section.volumes if not volume.read_only]
+    for output in plan.outputs:
+        if "://" in output:
+            continue
+        place = posixpath.join(_IMAGE_DIRECTORY, output)
         if not any(posixpath.commonpath([place, mount]) == mount.rstrip("/") for mount in mounts):
             found.append(
-                f"output.directory is {place} in the container, on no volume: results and saved "
-                "state are lost with the pod. Mount a volume there or name a bucket (gs://...)."
+                f"results go to {place} in the container, on no volume: they, and saved state, "
+                "are lost with the pod. Mount a volume there or name a bucket (gs://...)."
             )
     if section.kind == "job" and plan.has_parameter_servers:
         found.append(

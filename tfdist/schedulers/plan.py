@@ -76,7 +76,7 @@ class Plan:
         env: Environment variables of every task.
         image: Container image, or None.
         restarts: Starts after a failure. After a preemption, exit code 143, there is no limit.
-        output_directory: Where the config has results go.
+        outputs: Directories that the config has results go to.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Plan:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     image: str | None = None
     restarts: int = 3
-    output_directory: str = ""
+    outputs: tuple[str, ...] = ()
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -125,7 +125,9 @@ def load(path: str, scheduler: str, overrides: Sequence[str] = ()) -> tuple[Plan
 
     loaded = config.load(path, overrides)
     section = getattr(loaded, scheduler) or SCHEDULERS[scheduler]()
-    directory = loaded.output.directory or f"runs/{loaded.experiment.name}"
+    output = loaded.output
+    directory = output.directory or f"runs/{loaded.experiment.name}"
+    places = (output.model_dir, output.checkpoint_dir, output.log_dir)
     plan = make(
         section,
         scheduler,
@@ -134,7 +136,7 @@ def load(path: str, scheduler: str, overrides: Sequence[str] = ()) -> tuple[Plan
         strategy=loaded.strategy.name,
         replicas=loaded.strategy.replicas,
         vertex=loaded.vertex,
-        output_directory=directory,
+        outputs=tuple(dict.fromkeys(place or directory for place in places)),
     )
     return plan, section
 
@@ -148,7 +150,7 @@ def make(
     strategy: str | None = None,
     replicas: int | None = None,
     vertex: Any = None,
-    output_directory: str = "",
+    outputs: Sequence[str] = (),
 ) -> Plan:
     """Makes the plan of a job.
 
@@ -160,7 +162,7 @@ def make(
         strategy: The strategy that the config asks for, or None.
         replicas: Local replicas that the config asks for, or None.
         vertex: A `tfdist.vertex.JobSpec` whose roles and image serve where the section has none.
-        output_directory: Where the config has results go.
+        outputs: Directories that the config has results go to.
 
     Raises:
         ConfigError: No such job is possible.
@@ -204,12 +206,15 @@ def make(
         env=_environment(section.env, scheduler),
         image=getattr(section, "image", None) or getattr(vertex, "image", None),
         restarts=section.max_restarts,
-        output_directory=output_directory,
+        outputs=tuple(outputs),
     )
 
 
 def _stem(path: str) -> str:
-    return "" if path.lstrip().startswith("{") else pathlib.PurePath(path).stem
+    """Returns the name of the file in characters that every scheduler allows."""
+    if path.lstrip().startswith("{"):
+        return ""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", pathlib.PurePath(path).stem).strip("-_.")
 
 
 def _roles_of(pools: Any) -> sections.Roles:

@@ -126,11 +126,12 @@ def warnings(plan: Plan, section: Ray) -> tuple[str, ...]:
         found.append(
             "ray.storage_path is not set: on several machines Ray needs a shared or remote place."
         )
-    if "://" not in plan.output_directory and not plan.output_directory.startswith("/"):
-        found.append(
-            f"output.directory {plan.output_directory} is relative to Ray's own directory of each "
-            "worker: name an absolute one that is shared, or a bucket."
-        )
+    for output in plan.outputs:
+        if "://" not in output and not output.startswith("/"):
+            found.append(
+                f"results go to {output}, which is relative to Ray's own directory of each "
+                "worker: name an absolute one that is shared, or a bucket."
+            )
     return tuple(found)
 
 

@@ -45,7 +45,11 @@ END_OF_TASK
 """
 
 #: From the places of tasks to the end of the job.
-BODY = r"""# Where each task will run: steps with the same options are laid out alike.
+BODY = r"""# They are those of the first component; steps get their own below.
+unset SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK
+unset SLURM_MEM_PER_NODE SLURM_MEM_PER_CPU
+
+# Where each task will run: steps with the same options are laid out alike.
 nodes=()
 for ((group = 0; group < ${#counts[@]}; group++)); do
   declare -n options=step_options_$group

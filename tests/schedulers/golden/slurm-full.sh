@@ -103,6 +103,10 @@ fi
 exit "$code"
 END_OF_TASK
 
+# They are those of the first component; steps get their own below.
+unset SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK
+unset SLURM_MEM_PER_NODE SLURM_MEM_PER_CPU
+
 # Where each task will run: steps with the same options are laid out alike.
 nodes=()
 for ((group = 0; group < ${#counts[@]}; group++)); do
