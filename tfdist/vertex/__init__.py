@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tfdist.vertex.checks.finding import Finding as Finding
     from tfdist.vertex.checks.finding import JobError as JobError
     from tfdist.vertex.config import load as load
+    from tfdist.vertex.plan import Plan as Plan
+    from tfdist.vertex.plan import plan as plan
     from tfdist.vertex.render import render as render
     from tfdist.vertex.spec import Accelerator as Accelerator
     from tfdist.vertex.spec import Disk as Disk
@@ -33,12 +35,14 @@ _PUBLIC = {
     "Finding": "tfdist.vertex.checks.finding",
     "JobError": "tfdist.vertex.checks.finding",
     "JobSpec": "tfdist.vertex.spec",
+    "Plan": "tfdist.vertex.plan",
     "Pool": "tfdist.vertex.spec",
     "Pools": "tfdist.vertex.spec",
     "Reservation": "tfdist.vertex.spec",
     "Scheduling": "tfdist.vertex.spec",
     "check": "tfdist.vertex.checks",
     "load": "tfdist.vertex.config",
+    "plan": "tfdist.vertex.plan",
     "render": "tfdist.vertex.render",
 }
 
