@@ -49,7 +49,7 @@ FULL = {
     "srun_options": ["--cpu-bind=none", "--comment=a b"],
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "slurm-sync": (DIGITS, {"roles": {"worker": {"count": 2}}, "time_limit": 60}),
+    "slurm-sync": (DIGITS, {"roles": {"worker": {"count": 2}}, "time_limit": "90m"}),
     "slurm-full": (FLIGHTS, FULL),
 }
 
@@ -107,10 +107,19 @@ def test_roles_that_need_the_same_share_nodes():
     assert {"--nodes=2", "--ntasks=5"} <= set(component)
 
 
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [("90m", "0-01:30:00"), ("7d", "7-00:00:00"), ("61s", "0-00:01:01"), ("2:00:00", "2:00:00")],
+)
+def test_time_limits(limit, told):
+    (component,) = options(render(DIGITS, {"time_limit": limit}))
+    assert f"--time={told}" in component
+
+
 def test_a_time_limit_that_is_not_set_is_told():
     made = plans.load(DIGITS, "slurm", ["slurm.roles.worker.count=2"])
     assert "slurm.time_limit" in slurm.warnings(*made)[0]
-    made = plans.load(DIGITS, "slurm", ["slurm.roles.worker.count=2", "slurm.time_limit=60"])
+    made = plans.load(DIGITS, "slurm", ["slurm.roles.worker.count=2", "slurm.time_limit=1h"])
     assert slurm.warnings(*made) == ()
 
 
@@ -118,7 +127,8 @@ def test_a_time_limit_that_is_not_set_is_told():
     ("section", "words"),
     [
         ({"name": "a b"}, ["slurm.name", "'a b'"]),
-        ({"time_limit": "2h"}, ["slurm.time_limit", "'2h'", "2:00:00"]),
+        ({"time_limit": "2 hours"}, ["slurm.time_limit", "'2 hours'", '"2h"']),
+        ({"time_limit": 7200}, ["slurm.time_limit", "7200", "text"]),  # 2:00:00 without quotes
         ({"time_limit": 1.5}, ["slurm.time_limit"]),
         ({"memory": "16Gi"}, ["memory of chief", "16Gi", "16G"]),
         ({"cpus": 0}, ["cpus", "above 0"]),

@@ -38,7 +38,7 @@ def script(directory: Path, settings: Mapping[str, Any], config: str = CONFIG) -
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support' / 'lean'}",
             "TFDS_DATA_DIR": str(directory / "tfds"),
         },
-        "slurm.time_limit": 10,
+        "slurm.time_limit": "10m",
         **settings,
     }
     options = [
@@ -218,7 +218,7 @@ def test_digits_trains_on_two_nodes(slurm, tmp_path):
 @pytest.mark.parametrize("how", ["requeue", "time limit"])
 def test_a_job_that_is_stopped_saves_and_goes_on_where_it_was(slurm, tmp_path, how):
     # A minute is the shortest limit; Slurm sends the signal up to a minute early.
-    limit = {"slurm.time_limit": 2, "slurm.save_seconds": 70} if how == "time limit" else {}
+    limit = {"slurm.time_limit": "2m", "slurm.save_seconds": 70} if how == "time limit" else {}
     text = training(
         tmp_path, **{"training.epochs": 200, "output.backup": 10, "training.verbose": 2}, **limit
     )

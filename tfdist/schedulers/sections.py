@@ -169,7 +169,8 @@ class Slurm:
         qos: Quality of service.
         constraint: Features that nodes must have.
         reservation: Name of a reservation.
-        time_limit: As sbatch takes it ("2:00:00", "1-12") or minutes; None is the partition's.
+        time_limit: For example "90m", "2h" or "7d", or as sbatch takes it ("2:00:00"). A text
+            always: YAML reads 2:00:00 without quotes as the number 7200. None is the partition's.
         roles: Tasks and their resources; by default those of `vertex.pools`, else one chief.
         tasks_per_node: Tasks that share a node.
         cpus: Processors of each task.
@@ -200,7 +201,7 @@ class Slurm:
     qos: str | None = None
     constraint: str | None = None
     reservation: str | None = None
-    time_limit: int | str | None = None
+    time_limit: str | None = None
     roles: Roles | None = None
     tasks_per_node: int = 1
     cpus: int | None = None

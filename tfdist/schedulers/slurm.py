@@ -39,6 +39,7 @@ _MEMORY = re.compile(r"([0-9]+)([KMGT]?)")
 _TIME = re.compile(
     r"[0-9]+(:[0-9]{1,2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}|UNLIMITED|INFINITE", re.I
 )
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LEAST_SAVE_SECONDS = 10
 
 
@@ -101,7 +102,7 @@ def _job_options(plan: Plan, section: Slurm) -> Iterator[str]:
     yield "--requeue"
     yield f"--signal=B:USR1@{section.save_seconds}"
     if section.time_limit is not None:
-        yield f"--time={section.time_limit}"
+        yield f"--time={_time(section.time_limit)}"
     if section.working_directory:
         yield f"--chdir={_word(section.working_directory, 'working_directory')}"
     yield from _placement(section)
@@ -190,13 +191,8 @@ def _check(plan: Plan, section: Slurm) -> None:
         raise ConfigError(
             "slurm.tasks_per_node to be 1 or more", f"{section.tasks_per_node}", "correct it"
         )
-    if section.time_limit is not None and not _TIME.fullmatch(str(section.time_limit)):
-        raise ConfigError(
-            "slurm.time_limit as minutes, minutes:seconds, hours:minutes:seconds, days-hours or "
-            "days-hours:minutes:seconds",
-            repr(section.time_limit),
-            'write for example "2:00:00", in quotes',
-        )
+    if section.time_limit is not None:
+        _time(section.time_limit)
     if not _LEAST_SAVE_SECONDS <= section.save_seconds <= 65535:
         raise ConfigError(
             f"slurm.save_seconds to be between {_LEAST_SAVE_SECONDS} and 65535",
@@ -236,6 +232,22 @@ def _check(plan: Plan, section: Slurm) -> None:
                 repr(line),
                 "move it to slurm.options",
             )
+
+
+def _time(limit: str) -> str:
+    """Returns a time limit as sbatch takes it."""
+    if match := re.fullmatch(r"([0-9]+)([smhd])", limit):
+        minutes, seconds = divmod(int(match[1]) * _SECONDS[match[2]], 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours // 24}-{hours % 24:02}:{minutes:02}:{seconds:02}"
+    if not _TIME.fullmatch(limit):
+        raise ConfigError(
+            "slurm.time_limit as a number with s, m, h or d, or as sbatch takes it: minutes, "
+            "hours:minutes:seconds, days-hours and so on",
+            repr(limit),
+            'write for example "2h"',
+        )
+    return limit
 
 
 def _word(value: str, name: str) -> str:

@@ -8,7 +8,7 @@
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
-#SBATCH --time=60
+#SBATCH --time=0-01:30:00
 #SBATCH --nodes=2
 #SBATCH --ntasks=2
 
