@@ -223,7 +223,8 @@ def _roles_of(pools: Any) -> sections.Roles:
     for role in ROLES:
         pool = getattr(pools, role)
         if pool is not None:
-            gpus = pool.accelerator.count if pool.accelerator else None
+            has_gpus = pool.accelerator is not None and pool.accelerator.type.startswith("NVIDIA")
+            gpus = pool.accelerator.count if has_gpus else None
             found[role] = sections.Role(count=pool.replicas, gpus=gpus)
     return sections.Roles(**found)
 
