@@ -119,10 +119,16 @@ def _placement(section: Slurm) -> Iterator[str]:
         yield "--exclusive"
 
 
-def _size(component: Sequence[RolePlan], section: Slurm) -> Iterator[str]:
+def _layout(component: Sequence[RolePlan], section: Slurm) -> tuple[int, int, int]:
+    """Returns how many nodes, tasks, and tasks of a node at most."""
     count = sum(tasks.count for tasks in component)
     per_node = min(section.tasks_per_node, count)
-    yield f"--nodes={-(-count // per_node)}"
+    return -(-count // per_node), count, per_node
+
+
+def _size(component: Sequence[RolePlan], section: Slurm) -> Iterator[str]:
+    nodes, count, per_node = _layout(component, section)
+    yield f"--nodes={nodes}"
     yield f"--ntasks={count}"
     if per_node > 1 and count % per_node == 0:  # Else srun cannot keep it, and says so.
         yield f"--ntasks-per-node={per_node}"
@@ -159,11 +165,14 @@ def _settings(plan: Plan, section: Slurm, components: Sequence[Sequence[RolePlan
 
 
 def _srun(component: Sequence[RolePlan], section: Slurm) -> Iterator[str]:
-    """Yields options of a step; the number of processors is not taken over from sbatch."""
+    """Yields the options of a step."""
     yield "--export=ALL"  # Also where sbatch was told otherwise.
     yield "--kill-on-bad-exit=0"  # The script stops the others, later: they may be saving.
     yield "--wait=0"
-    yield f"--ntasks={sum(tasks.count for tasks in component)}"
+    # Said again, because variables of sbatch are those of the first component.
+    nodes, count, _ = _layout(component, section)
+    yield f"--nodes={nodes}"
+    yield f"--ntasks={count}"
     cpus, _, gpus = component[0].resources
     if cpus is not None:
         yield f"--cpus-per-task={cpus}"

@@ -49,9 +49,9 @@
 
 roles=(chief worker worker worker worker ps ps)  # in the order of their numbers
 counts=(1 4 2)  # tasks of each component of the job
-step_options_0=(--export=ALL --kill-on-bad-exit=0 --wait=0 --ntasks=1 --cpus-per-task=8 --cpu-bind=none '--comment=a b')
-step_options_1=(--export=ALL --kill-on-bad-exit=0 --wait=0 --ntasks=4 --cpus-per-task=8 --gpus-per-task=1 --cpu-bind=none '--comment=a b')
-step_options_2=(--export=ALL --kill-on-bad-exit=0 --wait=0 --ntasks=2 --cpus-per-task=4 --cpu-bind=none '--comment=a b')
+step_options_0=(--export=ALL --kill-on-bad-exit=0 --wait=0 --nodes=1 --ntasks=1 --cpus-per-task=8 --cpu-bind=none '--comment=a b')
+step_options_1=(--export=ALL --kill-on-bad-exit=0 --wait=0 --nodes=2 --ntasks=4 --cpus-per-task=8 --gpus-per-task=1 --cpu-bind=none '--comment=a b')
+step_options_2=(--export=ALL --kill-on-bad-exit=0 --wait=0 --nodes=1 --ntasks=2 --cpus-per-task=4 --cpu-bind=none '--comment=a b')
 container_options=(--container-image='registry#team/tfdist:1' --container-mounts="$PWD:$PWD",'/data:/data,/home/a b:/b' --container-workdir="$PWD")
 export TFDIST_KEEP_ON_TERM='ps worker'
 max_restarts=5 stop_seconds=60 save_seconds=300

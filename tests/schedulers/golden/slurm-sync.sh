@@ -14,7 +14,7 @@
 
 roles=(worker worker)  # in the order of their numbers
 counts=(2)  # tasks of each component of the job
-step_options_0=(--export=ALL --kill-on-bad-exit=0 --wait=0 --ntasks=2)
+step_options_0=(--export=ALL --kill-on-bad-exit=0 --wait=0 --nodes=2 --ntasks=2)
 container_options=()
 export TFDIST_KEEP_ON_TERM=''
 max_restarts=3 stop_seconds=60 save_seconds=120
