@@ -242,3 +242,29 @@ def test_a_job_that_is_stopped_saves_and_goes_on_where_it_was(slurm, tmp_path, h
         time.sleep(0.2)
     assert log.count("Epoch 1/") == before.count("Epoch 1/"), "it has begun anew"
     assert int(re.findall(r"preempted at step (\d+)", log)[-1]) > step
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_is_stopped_saves_before_its_servers_end(slurm, tmp_path):
+    text = script(
+        tmp_path,
+        {
+            "slurm.roles": {"chief": {}, "worker": {}, "ps": {}},
+            "slurm.tasks_per_node": 2,
+            "slurm.command": [sys.executable, "-m", "trainer.task"],
+            "output.directory": str(tmp_path / "out"),
+            "output.tensorboard": False,
+            "output.backup": 20,
+            "experiment.options.max_rows": 20_000,
+            "training.epochs": 40,
+        },
+        str(ROOT / "configs" / "flights-ps.yaml"),
+    )
+    job = slurm.submit(text, tmp_path)
+    wait_for_text(tmp_path, "Epoch 2/", 120)
+    slurm.run("scontrol", "requeue", str(job))
+    wait_for_text(tmp_path, "preempted at step", 60)
+    step = int(re.findall(r"preempted at step (\d+), which is saved", log_of(tmp_path))[0])
+    wait_for_text(tmp_path, f"training goes on after {step} steps", 120)
+    slurm.run("scancel", str(job))
+    slurm.wait_for(job, ("CANCELLED",), 60)
