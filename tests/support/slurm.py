@@ -12,6 +12,7 @@ The nodes are one machine: their names resolve nowhere, and their tasks must not
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -192,6 +193,7 @@ class SlurmCluster:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    preexec_fn=_end_with_parent,
                 )
             )
 
@@ -252,6 +254,11 @@ class SlurmCluster:
                 "",
             ]
         )
+
+
+def _end_with_parent() -> None:
+    """Has a daemon get SIGTERM when the tests are killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _free_ports(count: int) -> list[int]:
