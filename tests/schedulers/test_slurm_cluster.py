@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import time
@@ -35,7 +34,7 @@ def script(directory: Path, settings: Mapping[str, Any], config: str = CONFIG) -
     path = directory / "rendered.sh"
     every = {
         "slurm.env": {
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support' / 'lean'}",
+            "PYTHONPATH": str(ROOT),
             "TFDS_DATA_DIR": str(directory / "tfds"),
         },
         "slurm.time_limit": "10m",
