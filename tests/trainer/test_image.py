@@ -16,10 +16,11 @@ import shutil
 import subprocess
 
 import pytest
-from tfdist.vertex.local import JobState
-from tfdist.vertex.local import LocalJob
 
 import tfdist.vertex
+from tfdist.vertex.local import Container
+from tfdist.vertex.local import JobState
+from tfdist.vertex.local import LocalJob
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
@@ -104,8 +105,6 @@ def test_its_size_is_known(container):
 
 def run_job(container: str, config: str, folder: pathlib.Path, *overrides: str) -> pathlib.Path:
     """Runs a config's job in the container; returns where its results are."""
-    from tfdist.vertex.local import Container
-
     folder.chmod(0o777)  # The image's user is not root.
     spec = tfdist.vertex.load(str(ROOT / "configs" / f"{config}.yaml"), overrides)
     lines: list[str] = []
