@@ -414,6 +414,8 @@ DOUBTED = [
     ("arguments", {"args": ("$HOME/data",)}),
     ("arguments", {"args": ("--out=$(AIP_MODEL_DIR)",)}),
     ("arguments", {"command": ("train", "&&", "evaluate")}),
+    ("trainer-config", {"args": ("--set", "training.epochs=3")}),
+    ("trainer-config", {"args": ("--log_dir=gs://my-bucket/logs",)}),
     ("module", {"module": "mine.task"}),
     ("machine-type", {"pools": pools(Pool(machine_type="n5-standard-8"))}),
     ("machine-type", {"pools": pools(Pool(machine_type="n1-standard-2"))}),

@@ -19,7 +19,6 @@ from tfdist.vertex.spec import POOL_INDEX
 from tfdist.vertex.spec import REDUCTION_SERVER
 from tfdist.vertex.spec import JobSpec
 
-
 #: Whoever writes so many replicas has slipped.
 _IMPOSSIBLE = 1_000_000
 
