@@ -118,7 +118,7 @@ def accelerator_ended(job: Job) -> Findings:
         if known is None or known.ends is None:
             continue
         where = f"{known.name} in {role}"
-        if job.today >= known.ends:
+        if job.today > known.ends:
             yield problem(
                 "an accelerator that can still be had",
                 f"{where}, which ended on {known.ends}",
