@@ -57,7 +57,7 @@ with strategy.scope():
     model.compile("adam", "mse")
 place = os.environ["AIP_CHECKPOINT_DIR"] + "backup"
 backup = tfdist.callbacks.BackupAndRestore(place, save_every=3)
-slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: time.sleep(0.03))
+slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.03))
 model.fit(data, epochs=4, verbose=0, callbacks=[backup, slow])
 weights = [np.asarray(weight) for weight in model.get_weights()]
 if tfdist.detect().is_chief:
