@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import pathlib
-import re
 import types
 import typing
 from collections.abc import Iterator
@@ -33,9 +31,9 @@ from typing import Any
 from typing import Literal
 
 import pydantic
-import yaml
 
 from tfdist.errors import ConfigError
+from trainer import documents
 from trainer import experiments
 from trainer import sections
 
@@ -162,8 +160,8 @@ def load(path: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: The file cannot be read or is not a valid config; every problem is listed.
     """
-    source = " ".join([_named(path), *(f"--set {override}" for override in overrides)])
-    return _validate(_content(path, overrides), source)
+    source = " ".join([documents.named(path), *(f"--set {override}" for override in overrides)])
+    return check(read(path, overrides), source)
 
 
 def as_argument(path: str, overrides: Sequence[str] = ()) -> str:
@@ -180,15 +178,19 @@ def as_argument(path: str, overrides: Sequence[str] = ()) -> str:
     Raises:
         ConfigError: It cannot be read.
     """
-    content = _content(path, overrides)
+    content = read(path, overrides)
     kept = {key: value for key, value in content.items() if key not in sections.SECTIONS}
     return json.dumps(kept, ensure_ascii=False, default=str).replace("$", "\\u0024")
 
 
-def _content(path: str, overrides: Sequence[str]) -> dict[Any, Any]:
-    """Returns what a config says, overrides applied, unchecked."""
-    name = _named(path)
-    content = _value(path) if _is_value(path) else _parse(_read(path), path)
+def read(path: str, overrides: Sequence[str] = ()) -> dict[Any, Any]:
+    """Returns what a config says, overrides applied, for `check`.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    name = documents.named(path)
+    content = documents.read(path)
     if content is None:
         raise ConfigError(f"a config in {name}", "an empty file", "start from a file in configs/")
     if not isinstance(content, dict):
@@ -202,30 +204,12 @@ def _content(path: str, overrides: Sequence[str]) -> dict[Any, Any]:
     return content
 
 
-def _is_value(path: str) -> bool:
-    return path.lstrip().startswith("{")
+def check(content: dict[Any, Any], source: str) -> Config:
+    """Returns the config that `content` is, as `load` does.
 
-
-def _named(path: str) -> str:
-    """Returns what messages call the config."""
-    return "the value of --config" if _is_value(path) else path
-
-
-def _value(text: str) -> Any:
-    try:
-        # JSON first: PyYAML reads some of its escapes otherwise.
-        return json.loads(text, object_pairs_hook=_once)
-    except ValueError:
-        return _parse(text, "the value of --config")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("a key twice")  # Which, and where, says the reader of YAML.
-    return dict(pairs)
-
-
-def _validate(content: dict[Any, Any], source: str) -> Config:
+    Raises:
+        ConfigError: It is not valid; every problem is listed. `source` is what it is called.
+    """
     problems: list[str] = []
     # A section whose keys are all commented out reads as null.
     content = {
@@ -334,62 +318,4 @@ def _apply(override: str, content: dict[Any, Any]) -> None:
         # What is not a mapping is replaced, and the check of the whole then refuses the path.
         section[key] = dict(below) if isinstance(below, Mapping) else {}
         section = section[key]
-    section[keys[-1]] = _parse(text, f"--set {override}")
-
-
-def _read(path: str) -> str:
-    try:
-        return pathlib.Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        folder = pathlib.Path(path).parent
-        beside = sorted(str(file) for file in folder.glob("*.yaml"))
-        close = difflib.get_close_matches(path, beside, n=1, cutoff=0.0)
-        fix = f"did you mean {close[0]}" if close else "check --config and the working directory"
-        raise ConfigError("a config file", f"{path}, which does not exist", fix) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            "a config file that can be read", f"{path}: {error}", "check --config"
-        ) from error
-
-
-def _parse(text: str, source: str) -> Any:
-    """Returns the content of one YAML document."""
-    try:
-        return yaml.load(text, Loader=_Loader)  # _Loader derives from SafeLoader.
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        position = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        what = ", ".join(filter(None, (error.context, error.problem)))
-        raise ConfigError(
-            "valid YAML", f"{source}{position}: {what}", "correct that line"
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError("valid YAML", f"{source}: {error}", "save it as UTF-8 text") from error
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which a key may be written once, and `1e-3` is a number."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[Any, int] = {}
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
-                continue
-            key = self.construct_object(key_node)
-            if key in seen:
-                # YAML forbids it and PyYAML lets the last one win, so half of an edit gets lost.
-                raise yaml.constructor.ConstructorError(
-                    None,
-                    None,
-                    f"key {key!r} given twice, first in line {seen[key]}",
-                    key_node.start_mark,
-                )
-            seen[key] = key_node.start_mark.line + 1
-        return super().construct_mapping(node, deep=deep)
-
-
-# PyYAML follows YAML 1.1, where 1e-3 without a dot is a string; YAML 1.2 and everyone who sets a
-# learning rate take it for a number.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+    section[keys[-1]] = documents.parse(text, f"--set {override}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import types
 import typing
@@ -60,6 +61,7 @@ def read(kind: type, given: Any, path: _Path, problems: list[str]) -> Any:
     return _build(kind, checked)
 
 
+@functools.cache
 def _model(kind: type) -> type[pydantic.BaseModel]:
     """Returns a closed, strict pydantic model with the fields of a dataclass."""
     hints = typing.get_type_hints(kind)
@@ -180,10 +182,17 @@ def keys(kind: type, above: _Path = ()) -> Iterator[_Path]:
 
 
 def _nearest(place: _Path, kind: type, path: _Path) -> str:
-    """Says which key was probably meant: first among its siblings, then anywhere."""
+    """Says which key was probably meant: one of its siblings, or one that is elsewhere."""
+    holder: Any = kind
+    for name in place[:-1]:
+        holder = _dataclass(typing.get_type_hints(holder).get(name))
+    # A class may know what people look for in it.
+    hint = getattr(holder, "ELSEWHERE", {}).get(place[-1])
+    if hint is not None:
+        return str(hint)
     known = list(keys(kind))
     siblings = {key[-1]: key for key in known if key[:-1] == place[:-1]}
-    everywhere = {key[-1]: key for key in known}
+    everywhere = {key[-1]: key for key in reversed(known)}  # The first of a name stays.
     for candidates in (siblings, everywhere):
         if close := difflib.get_close_matches(place[-1], candidates, n=1, cutoff=0.6):
             return f"did you mean {_dotted(path, candidates[close[0]])}?"

@@ -90,7 +90,8 @@ def test_numbers_with_exponents_are_numbers(tmp_path, number):
         ("trainning: {epochs: 3}", "trainning: unknown key (did you mean training?)"),
         (
             "zzz: 3",
-            "zzz: unknown key (known here: experiment, strategy, data, training, output, vertex, kubernetes, slurm, ray)",
+            "zzz: unknown key (known here: experiment, strategy, data, training, output, vertex, "
+            "kubernetes, slurm, ray)",
         ),
         ("zzz:", "zzz: unknown key"),
         ("data: {1: 3}", "data.1: unknown key (known here: global_batch_size, shuffle_buffer)"),

@@ -24,7 +24,7 @@ from tests.support.harness import ROOT
 from tfdist.cluster.detect import detect
 from tfdist.errors import ConfigError
 from tfdist.errors import UnsupportedError
-from tfdist.vertex.local import Buildah
+from tfdist.vertex.local import Container
 from tfdist.vertex.local import Host
 from tfdist.vertex.local import JobState
 from tfdist.vertex.local import LocalJob
@@ -690,7 +690,7 @@ def test_replicas_share_a_container_and_see_its_variables_and_the_services(
         {"replicaCount": 1, "containerSpec": {"imageUri": "x", "args": [code]}}
         for code in (f"{write} sleep 0.1; done; sleep 0.3", listen)
     ]
-    runner = Buildah(name, [str(out)], buildah)
+    runner = Container(name, [str(out)], buildah)
     started = run(custom_job(*pools), runner=runner, environ={**os.environ, "MINE": "no"})
     assert started.end() is JobState.SUCCEEDED, started.lines
     assert "[worker 0] heard" in started.lines

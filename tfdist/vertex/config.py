@@ -16,6 +16,7 @@ rest of the config by value, so that the image needs no file of that name.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,8 @@ def load(path: str, overrides: Sequence[str] = ()) -> JobSpec:
     Returns:
         The job. Its display name is the experiment's and its strategy the config's where the
         section names none; its program is `trainer.task` with this config unless the section
-        says `command`, `args` or `module`.
+        says `command`, `args` or `module`. A file for such a program needs no experiment, and
+        its name is then that of the job.
 
     Raises:
         ConfigError: The config is not valid, or has no `vertex:` section.
@@ -47,7 +49,9 @@ def load(path: str, overrides: Sequence[str] = ()) -> JobSpec:
     """
     from trainer import config
 
-    loaded = config.load(path, overrides)
+    content = config.read(path, overrides)
+    source = " ".join([path, *(f"--set {override}" for override in overrides)])
+    loaded = config.check(_complete(content), source)
     spec = loaded.vertex
     if not isinstance(spec, JobSpec):
         raise ConfigError(
@@ -57,7 +61,8 @@ def load(path: str, overrides: Sequence[str] = ()) -> JobSpec:
         )
     changes: dict[str, Any] = {}
     if not spec.display_name:
-        changes["display_name"] = loaded.experiment.name
+        named = "experiment" in content
+        changes["display_name"] = loaded.experiment.name if named else pathlib.Path(path).stem
     if spec.strategy is None:
         changes["strategy"] = loaded.strategy.name
     if spec.strategy_replicas is None:
@@ -65,6 +70,15 @@ def load(path: str, overrides: Sequence[str] = ()) -> JobSpec:
     if runs_trainer(spec):
         changes["args"] = ("--config", config.as_argument(path, overrides))
     return dataclasses.replace(spec, **changes)
+
+
+def _complete(content: dict[Any, Any]) -> dict[Any, Any]:
+    """Adds an experiment to a file that is for a program of the user's own and needs none."""
+    section = content.get("vertex")
+    if "experiment" in content or not isinstance(section, dict):
+        return content
+    own = section.get("command") or section.get("args") or section.get("module", TRAINER) != TRAINER
+    return {**content, "experiment": {"name": "digits"}} if own else content
 
 
 def runs_trainer(spec: JobSpec) -> bool:

@@ -7,20 +7,22 @@ import re
 from tfdist.errors import ConfigError
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([dhms])")
+_PART = re.compile(
+    r"([0-9]+(?:\.[0-9]+)?)\s*(d(?:ays?)?|h(?:ours?)?|m(?:in(?:utes?)?)?|s(?:ec(?:onds?)?)?)(?![a-z]),?"
+)
 
 
 def seconds(value: int | str) -> int:
     """Returns a length of time in seconds.
 
     Args:
-        value: Seconds, or a text of numbers with units: "36h", "7d", "1d12h", "1.5h", "3600s".
+        value: Seconds, or a text of numbers with units: "36h", "7d", "1d 12h", "1.5h", "3600s".
 
     Raises:
         ConfigError: It is neither.
 
     Example:
-        >>> seconds("1d12h")
+        >>> seconds("1d 12h")
         129600
     """
     if isinstance(value, int) and not isinstance(value, bool):
@@ -31,9 +33,9 @@ def seconds(value: int | str) -> int:
     parts = _PART.findall(text)
     if not parts or _PART.sub("", text).strip():
         raise ConfigError(
-            "a length of time", repr(value), "write seconds, or for example 36h, 7d or 1d12h"
+            "a length of time", repr(value), "write seconds, or for example 36h, 7d or 1d 12h"
         )
-    return round(sum(float(number) * _UNITS[unit] for number, unit in parts))
+    return round(sum(float(number) * _UNITS[unit[0]] for number, unit in parts))
 
 
 def shown(length: int) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.vertex.duration import seconds
+from tfdist.vertex.facts import facts
 from tfdist.vertex.spec import POOL_INDEX
 from tfdist.vertex.spec import REDUCTION_SERVER
 from tfdist.vertex.spec import JobSpec
@@ -101,7 +102,9 @@ def text(spec: JobSpec, form: str = "json") -> str:
 
     if form == "yaml":
         return dumped(made)
-    return f"# {gcloud(spec)}\n{dumped(made['jobSpec'])}"
+    # A name may hold line ends, and they must not end the comment.
+    comment = "\n# ".join(gcloud(spec).splitlines())
+    return f"# {comment}\n{dumped(made['jobSpec'])}"
 
 
 def gcloud(spec: JobSpec, path: str = "FILE") -> str:
@@ -130,7 +133,7 @@ def pools(spec: JobSpec) -> list[dict[str, Any]]:
 
 def _pool(spec: JobSpec, role: str, pool: Pool) -> dict[str, Any]:
     made: dict[str, Any] = {"machineSpec": _machine(spec, pool), "replicaCount": pool.replicas}
-    made["diskSpec"] = {"bootDiskType": pool.disk.type, "bootDiskSizeGb": pool.disk.size_gb}
+    made["diskSpec"] = {"bootDiskType": disk_type(pool), "bootDiskSizeGb": pool.disk.size_gb}
     if role == REDUCTION_SERVER:
         # It takes no arguments, and variables of the trainer mean nothing to it.
         made["containerSpec"] = {"imageUri": image(spec, role)}
@@ -148,10 +151,14 @@ def image(spec: JobSpec, role: str) -> str:
     """Returns the image that a role runs."""
     if role != REDUCTION_SERVER:
         return spec.image
-    from tfdist.vertex.facts import facts
-
     pool = spec.pools.reduction_server
-    return (pool.image if pool else None) or facts().reduction_server.image
+    return (pool.image if pool else None) or facts().reduction_server_image(spec.region)
+
+
+def disk_type(pool: Pool) -> str:
+    """Returns the type of the boot disk: as given, or what the machine takes."""
+    machine = facts().machine(pool.machine_type)
+    return pool.disk.type or (machine.default_disk if machine else "pd-ssd")
 
 
 def _package(spec: JobSpec) -> dict[str, Any]:

@@ -44,11 +44,11 @@ class Disk:
     """The boot disk of one machine.
 
     Attributes:
-        type: For example "pd-ssd" or "pd-standard".
+        type: For example "pd-ssd" or "pd-standard"; None: what suits the machine.
         size_gb: Gigabytes.
     """
 
-    type: str = "pd-ssd"
+    type: str | None = None
     size_gb: int = 100
 
 
@@ -79,6 +79,22 @@ class Pool:
         reservation: Or None for that of the job.
         image: An image of its own: for a Reduction Server alone, the vendor's by default.
     """
+
+    #: Keys that people look for here, and where they are.
+    ELSEWHERE = {
+        "spot": "spot-per-job: Spot is for the whole job, scheduling.strategy: spot",
+        "preemptible": "spot-per-job: Spot is for the whole job, scheduling.strategy: spot",
+        "strategy": "scheduling.strategy is for the whole job",
+        "scheduling": "spot-per-job: scheduling is for the whole job, vertex.scheduling",
+        "command": "every pool runs the same program, vertex.command",
+        "args": "every pool runs the same program, vertex.args",
+        "env": "every pool has the same variables, vertex.env",
+        "accelerator_type": "accelerator.type",
+        "accelerator_count": "accelerator.count",
+        "boot_disk_type": "disk.type",
+        "boot_disk_size_gb": "disk.size_gb",
+        "replica_count": "replicas",
+    }
 
     machine_type: str
     replicas: int = 1

@@ -38,6 +38,12 @@ def render(
     spec = load(config, overrides or ())
     for warning in check(spec):
         print(f"tfdist vertex: warning: {warning}", file=sys.stderr)
+    if spec.code == "package" and not spec.package_uri:
+        print(
+            "tfdist vertex: warning: nothing is at the packageUris below yet; submit uploads it "
+            "under a name of its own",
+            file=sys.stderr,
+        )
     written = text(spec, form)
     if output is None:
         sys.stdout.write(written)

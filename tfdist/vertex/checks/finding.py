@@ -1,4 +1,4 @@
-"""What a rule says about a job."""
+"""What a rule says about a job, and the error that lists it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfdist.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A rule that a job breaks, or a doubt.
+    """A rule that a job breaks, or a doubt about it.
 
     Attributes:
         rule: Name of the rule, as in docs/vertex.md.
@@ -33,8 +33,11 @@ class Finding:
 class JobError(ConfigError):
     """A custom job breaks rules of the service.
 
-    Attributes:
+    Args:
         findings: Every rule that is broken.
+
+    Attributes:
+        findings: The same.
     """
 
     def __init__(self, findings: Sequence[Finding]):
@@ -51,8 +54,8 @@ class JobError(ConfigError):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Names of the rules that are broken."""
-        return tuple(finding.rule for finding in self.findings)
+        """Names of the rules that are broken, each once."""
+        return tuple(dict.fromkeys(finding.rule for finding in self.findings))
 
     def __str__(self) -> str:
         if len(self.findings) == 1:
