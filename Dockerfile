@@ -3,13 +3,14 @@
 #     docker build -t tfdist .
 #     docker run tfdist --config configs/digits-single.yaml
 #
-# With GPUs, on an image of your own that brings Python 3.10 or later:
+# For GPUs (TensorFlow's packages bring CUDA; the host needs NVIDIA's driver alone):
 #
-#     docker build --build-arg BASE_IMAGE=my-cuda-python --build-arg EXTRAS=gpu,experiments .
+#     docker build -t tfdist-gpu --build-arg EXTRAS=gpu,experiments .
 #
-# On an image that brings TensorFlow and TensorBoard itself, EXTRAS=experiments is enough.
-# tests/trainer/test_dockerfile.py runs these steps in a clean virtual environment; no Docker
-# daemon has built them there.
+# On an image that brings Python, TensorFlow and TensorBoard itself, name it with BASE_IMAGE;
+# EXTRAS=experiments is then enough. docs/image.md says what has been tried. Tests:
+# tests/trainer/test_dockerfile.py runs these steps in a clean virtual environment, and
+# tests/trainer/test_image.py (-m slow) builds the image with buildah and trains in it.
 ARG BASE_IMAGE=python:3.11-slim
 FROM ${BASE_IMAGE}
 
@@ -20,11 +21,18 @@ LABEL org.opencontainers.image.title="tfdist" \
       org.opencontainers.image.description="Trains one tfdist experiment; the same image in every pool" \
       org.opencontainers.image.licenses="Apache-2.0"
 
-# Log lines leave when they are written; no .pyc files in layers; no pip cache in layers.
+# Log lines leave when they are written; no .pyc files in layers; no pip cache in layers. Debian
+# marks its Python as not for pip, but an image has no other user of it.
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
+    PIP_BREAK_SYSTEM_PACKAGES=1 \
     PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
+
+# Where Google's machines with GPUs, and NVIDIA's container runtime, put the driver and its tools.
+ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 # Dependencies first: this layer is built again only when setup.cfg changes, not with the code.
 # What is installed here under the name of tfdist is empty but for its metadata.

@@ -1,36 +1,42 @@
-"""Batches that every worker builds alike and of which each then takes its share."""
+"""Arrays as the batches that every strategy trains on."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
+
+import tfdist
+from tfdist.data.sharded import Sharded
 
 
 def batched(
-    examples: tf.data.Dataset,
+    arrays: Any,
     global_batch_size: int,
     *,
+    shuffle: bool = False,
     shuffle_buffer: int | None = None,
     seed: int | None = None,
-) -> tf.data.Dataset:
-    """Returns global batches of `examples`, ready for `fit` under any strategy.
-
-    The last batch of a pass keeps the examples that are left: none is dropped.
+) -> Sharded:
+    """Returns global batches, ready for `fit` under any strategy; none is dropped.
 
     Args:
-        examples: Single examples, in the same order on every worker.
+        arrays: Structure of arrays with one row for each example, the same on every worker.
         global_batch_size: Examples in a batch, over all replicas of all workers.
-        shuffle_buffer: Examples among which the next one is drawn, in a new order in each epoch.
-            None keeps the order.
-        seed: Seed of the order. Needed to shuffle: with a seed of its own, each worker would cut
-            its share out of another order, and examples would be seen twice or never.
+        shuffle: Whether the examples come in a new order in each epoch.
+        shuffle_buffer: Examples among which the next one is drawn; None: all of them, by an order
+            that does not depend on the number of workers and in which a restart finds its place at
+            once.
+        seed: Seed of the order.
     """
-    if shuffle_buffer is not None:
-        if seed is None:
-            raise ValueError("shuffle_buffer needs a seed, the same on every worker.")
-        examples = examples.shuffle(shuffle_buffer, seed=seed, reshuffle_each_iteration=True)
-    batches = examples.batch(global_batch_size).prefetch(tf.data.AUTOTUNE)
-    options = tf.data.Options()
-    # Share out examples, not files: sharding by file stops the job where there are fewer files
-    # than workers, and the data here is small enough for every worker to read all of it.
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    return batches.with_options(options)
+    if not shuffle or shuffle_buffer is None:
+        return tfdist.data.shard(
+            arrays, global_batch_size=global_batch_size, shuffle=shuffle, seed=seed
+        )
+    return tfdist.data.shard(
+        tf.data.Dataset.from_tensor_slices(arrays),
+        global_batch_size=global_batch_size,
+        shuffle=True,
+        shuffle_buffer=shuffle_buffer,
+        seed=seed,
+    )

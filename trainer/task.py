@@ -135,15 +135,12 @@ def train(config: Config, places: Directories, is_chief: bool) -> dict[str, floa
         model.count_params(),
     )
     model.fit(
-        # One iterator for all epochs. Each further one would draw a new order, and Keras makes a
-        # different number of them in one process than tfdist does under a cluster.
-        data.train.repeat(),
+        data.train,
         epochs=training.epochs,
-        steps_per_epoch=training.steps_per_epoch or int(data.train.cardinality()),
+        steps_per_epoch=training.steps_per_epoch,
         validation_data=data.validation,
         callbacks=_callbacks(config, places),
         verbose=training.verbose,
-        shuffle=False,  # The data is shuffled already; True would only warn.
     )
     if tfdist.detect().is_evaluator:
         return {}  # It has evaluated every checkpoint; all else is the chief's.

@@ -49,6 +49,11 @@ def test_every_config_begins_with_the_commands_that_run_it(path):
             assert loaded.vertex is not None
             assert command[2:] == ["plan", str(path.relative_to(ROOT))]
             continue
+        if command[:2] == ["tfdist", "render"]:
+            scheduler = command[3]
+            assert getattr(loaded, scheduler) is not None
+            assert command[2:5] == ["--for", scheduler, str(path.relative_to(ROOT))]
+            continue
         program = command.index("trainer.task")
         assert command[:program] in (
             ["python", "-m"],

@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 
+from tfdist.data.sharded import Sharded
 from tfdist.errors import ConfigError
 from trainer import experiments
 from trainer.experiments import digits
@@ -30,9 +31,19 @@ def prepared(data_dir):
 
 
 def images_and_labels(dataset):
-    """Returns all examples of a batched dataset in order."""
-    parts = list(dataset.as_numpy_iterator())
+    """Returns all examples of a batched dataset, or of one pass over sharded data, in order."""
+    if isinstance(dataset, Sharded):
+        parts = batches_of(dataset)
+    else:
+        parts = list(dataset.as_numpy_iterator())
     return tuple(np.concatenate([part[position] for part in parts]) for position in (0, 1))
+
+
+def batches_of(data):
+    """Returns the batches of the next pass, without the rows that fill the last one."""
+    return [
+        tuple(np.asarray(values)[np.asarray(batch.mask)] for values in batch.data) for batch in data
+    ]
 
 
 def as_counts(images):
@@ -188,7 +199,7 @@ def test_an_epoch_has_every_training_example_once_in_an_order_that_the_seed_deci
     first, again = images_and_labels(one), images_and_labels(one)
     assert len(first[1]) == 1536 - 192
     # 44 are left for the last batch, and it is kept.
-    assert [len(label) for _, label in one][-2:] == [100, 44]
+    assert [len(label) for _, label in batches_of(one)][-2:] == [100, 44]
     assert as_counts(first[0]) == as_counts(again[0])
     assert (first[1] != again[1]).any()
     # A second worker with the same seed sees the same order, in the second epoch too.
@@ -215,13 +226,22 @@ def test_holding_out_everything_is_refused(prepared):
 
 
 def test_batches_are_shared_out_by_example(prepared):
-    import tensorflow as tf
-
     options = digits.Options(data_dir=str(prepared.data_path.parent.parent))
     data = digits.datasets(options, **LOAD)
-    for dataset in (data.train, data.validation, data.test):
-        policy = dataset.options().experimental_distribute.auto_shard_policy
-        assert policy == tf.data.experimental.AutoShardPolicy.DATA
+    for part in (data.train, data.validation, data.test):
+        assert part.policy_for(2).name == "example"
+
+
+def test_a_shuffle_buffer_keeps_examples_near_their_place(prepared):
+    options = digits.Options(data_dir=str(prepared.data_path.parent.parent))
+    data = digits.datasets(options, **{**LOAD, "shuffle_buffer": 8})
+    shuffled, _ = images_and_labels(data.train)
+    everything = prepared.as_dataset(split="train", as_supervised=True).batch(512)
+    place = {image.tobytes(): index for index, image in enumerate(images_and_labels(everything)[0])}
+    distance = [place[image.tobytes()] - index for index, image in enumerate(shuffled)]
+    # Nothing can come before it is in the buffer.
+    assert max(distance) <= 8
+    assert any(distance)
 
 
 def test_any_image_data_set_of_tfds_takes_the_place_of_digits(tmp_path):
@@ -256,7 +276,8 @@ def test_any_image_data_set_of_tfds_takes_the_place_of_digits(tmp_path):
     data = digits.datasets(options, **LOAD)
     assert data.spec == digits.Spec(image_shape=(5, 6, 3), classes=3)
     model = digits.build_model(options, data.spec)
-    assert model.predict(data.test, verbose=0).shape == (12, 3)
+    assert model.predict(data.test.to_dataset(), verbose=0).shape[1] == 3
+    assert sum(len(label) for _, label in batches_of(data.test)) == 12
 
 
 def test_a_data_set_without_images_of_one_size_is_refused(tmp_path):
@@ -330,7 +351,7 @@ def test_flights_are_split_by_time():
     np.testing.assert_array_equal(sums, counts["sum"].to_numpy())
     data = flights.datasets(flights.Options(max_rows=1000), **LOAD)
     parts = [
-        np.concatenate([label for _, label in part.as_numpy_iterator()])
+        np.concatenate([np.asarray(batch.data[1])[np.asarray(batch.mask)] for batch in part])
         for part in (data.train, data.validation, data.test)
     ]
     assert [len(part) for part in parts] == [800, 100, 100]
@@ -372,5 +393,5 @@ def test_flights_can_be_told_late_from_punctual_better_than_by_chance():
     data = flights.datasets(options, **{**LOAD, "global_batch_size": 256})
     model = flights.build_model(options, data.spec)
     model.compile(**flights.compile_arguments(0.001))
-    model.fit(data.train, shuffle=False, verbose=0)
-    assert model.evaluate(data.test, verbose=0, return_dict=True)["auc"] > 0.65
+    model.fit(data.train.to_dataset(), verbose=0)
+    assert model.evaluate(data.test.to_dataset(), verbose=0, return_dict=True)["auc"] > 0.65

@@ -219,6 +219,7 @@ def test_a_tfds_split_is_read_by_record(tmp_path, monkeypatch):
 
 def test_a_dataset_of_weights_has_one_shape_and_gives_filling_the_weight_nothing():
     own = np.full(21, 2.0, "float32")
+    assert shards((np.arange(21), np.arange(21), own)).to_dataset().cardinality() == 2
     batches = list(shards((np.arange(21), np.arange(21), own)).to_dataset())
     assert [batch[0].shape[0] for batch in batches] == [16, 16]
     weights = np.concatenate([weight for _, _, weight in batches])

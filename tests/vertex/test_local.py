@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from tests.support.harness import ROOT
 from tfdist.cluster.detect import detect
 from tfdist.errors import ConfigError
 from tfdist.errors import UnsupportedError
-from tfdist.vertex.local import Buildah
+from tfdist.vertex.local import Container
 from tfdist.vertex.local import Host
 from tfdist.vertex.local import JobState
 from tfdist.vertex.local import LocalJob
@@ -511,6 +512,35 @@ def test_a_package_runs_its_module(run, tmp_path):
     assert started.lines == ["[chief] module ['a b']"]
 
 
+def test_a_distribution_of_the_job_is_installed_for_it(tmp_path):
+    wheel = tmp_path / "run" / "gcs" / "stage" / "hello_there-1-py3-none-any.whl"
+    wheel.parent.mkdir(parents=True)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("hello_there.py", "import sys; print('packed', sys.argv[1:])")
+        about = "hello_there-1.dist-info"
+        archive.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: hello-there\nVersion: 1\n"
+        )
+        archive.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{about}/RECORD", "")
+    spec = {
+        "executorImageUri": "x",
+        "pythonModule": "hello_there",
+        "packageUris": [f"gs://stage/{wheel.name}"],
+    }
+    done = subprocess.run(
+        command(custom_job({"replicaCount": 1, "pythonPackageSpec": spec}), tmp_path),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "[chief] packed []\n"), done.stderr
+
+
 def test_a_program_that_is_not_here_is_refused_before_anything_starts(tmp_path):
     body = custom_job(pool(WAIT, command=["/opt/program"]))
     job = LocalJob(body, directory=tmp_path, say=lambda _: None)
@@ -660,7 +690,7 @@ def test_replicas_share_a_container_and_see_its_variables_and_the_services(
         {"replicaCount": 1, "containerSpec": {"imageUri": "x", "args": [code]}}
         for code in (f"{write} sleep 0.1; done; sleep 0.3", listen)
     ]
-    runner = Buildah(name, [str(out)], buildah)
+    runner = Container(name, [str(out)], buildah)
     started = run(custom_job(*pools), runner=runner, environ={**os.environ, "MINE": "no"})
     assert started.end() is JobState.SUCCEEDED, started.lines
     assert "[worker 0] heard" in started.lines

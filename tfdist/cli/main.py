@@ -31,6 +31,7 @@ VERBS = {
     "run": "Run a script in a real cluster of processes on this machine.",
     "drill": "Run a script in peace and with faults, and say whether it recovered exactly.",
     "vertex": "Plan, check, render, submit and follow a custom job of Vertex AI.",
+    "render": "Write a job for Kubernetes, Slurm or Ray.",
 }
 
 _EXIT_INTERRUPTED = 130

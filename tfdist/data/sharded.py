@@ -260,7 +260,11 @@ class Sharded:
                 yield (*parts[:2], own) if y is not None else (parts[0], (), own)
 
         signature = (x, y if y is not None else (), weights)
-        return tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(2)
+        dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
+        if self.num_batches is not None:
+            # Of a length that it does not know Keras says that the data ran out.
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.num_batches))
+        return dataset.prefetch(2)
 
     def _own_seed(self) -> int:
         if self.seed is None:

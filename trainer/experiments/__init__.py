@@ -20,7 +20,8 @@ from tfdist.errors import ConfigError
 if TYPE_CHECKING:
     import keras
     import pydantic
-    import tensorflow as tf
+
+    from tfdist.data.sharded import Sharded
 
 #: Name to module. A module is imported when its experiment is asked for.
 NAMES = {
@@ -41,9 +42,9 @@ class Data:
         spec: What `build_model` has to know about the data, a type of the experiment's own.
     """
 
-    train: tf.data.Dataset
-    validation: tf.data.Dataset
-    test: tf.data.Dataset
+    train: Sharded
+    validation: Sharded
+    test: Sharded
     spec: Any
 
 

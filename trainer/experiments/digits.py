@@ -54,6 +54,8 @@ def datasets(
 ) -> Data:
     """Returns (image, label) batches: images uint8 of one shape, labels integers."""
     try:
+        import tensorflow_datasets as tfds
+
         from trainer.experiments import digits_builder
     except ModuleNotFoundError as error:
         raise UnsupportedError(
@@ -75,17 +77,20 @@ def datasets(
         )
 
     def read(split: str) -> Any:
-        # No cache by tfds and files in one order: every worker must see the same sequence.
-        return builder.as_dataset(split=split, as_supervised=True, shuffle_files=False)
+        # All in memory, and in one order: every worker must see the same sequence.
+        return tfds.as_numpy(
+            builder.as_dataset(split=split, as_supervised=True, shuffle_files=False, batch_size=-1)
+        )
 
     return Data(
         train=batches.batched(
-            read(f"train[:-{held_out}]").cache(),
+            read(f"train[:-{held_out}]"),
             global_batch_size,
-            shuffle_buffer=shuffle_buffer or examples - held_out,
+            shuffle=True,
+            shuffle_buffer=shuffle_buffer,
             seed=seed,
         ),
-        validation=batches.batched(read(f"train[-{held_out}:]").cache(), global_batch_size),
+        validation=batches.batched(read(f"train[-{held_out}:]"), global_batch_size),
         test=batches.batched(read("test"), global_batch_size),
         spec=spec,
     )

@@ -79,20 +79,22 @@ def datasets(
     options: Options, *, global_batch_size: int, shuffle_buffer: int | None, seed: int
 ) -> Data:
     """Returns ({feature: value}, late) batches: int32 ids, float32 numbers, label 0.0 or 1.0."""
-    import tensorflow as tf
-
     from trainer import batches
 
     features, late = arrays(options)
     first, second = int(0.8 * len(late)), int(0.9 * len(late))
 
-    def part(begin: int, end: int) -> tf.data.Dataset:
+    def part(begin: int, end: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         columns = {name: values[begin:end] for name, values in features.items()}
-        return tf.data.Dataset.from_tensor_slices((columns, late[begin:end]))
+        return columns, late[begin:end]
 
     return Data(
         train=batches.batched(
-            part(0, first), global_batch_size, shuffle_buffer=shuffle_buffer or first, seed=seed
+            part(0, first),
+            global_batch_size,
+            shuffle=True,
+            shuffle_buffer=shuffle_buffer,
+            seed=seed,
         ),
         validation=batches.batched(part(first, second), global_batch_size),
         test=batches.batched(part(second, len(late)), global_batch_size),

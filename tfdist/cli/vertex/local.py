@@ -17,6 +17,7 @@ from tfdist.errors import EXIT_OK
 from tfdist.errors import ConfigError
 from tfdist.launch.signals import Inbox
 from tfdist.launch.signals import inbox
+from tfdist.vertex.local.container import Container
 from tfdist.vertex.local.custom_job import ReceivedJob
 from tfdist.vertex.local.custom_job import read_job
 from tfdist.vertex.local.job import Buckets
@@ -26,7 +27,6 @@ from tfdist.vertex.local.job_file import load_job
 from tfdist.vertex.local.rules import JobState
 from tfdist.vertex.local.rules import Rules
 from tfdist.vertex.local.runner import ENTRY_POINT
-from tfdist.vertex.local.runner import Buildah
 from tfdist.vertex.local.runner import Host
 from tfdist.vertex.local.runner import Runner
 
@@ -175,7 +175,7 @@ def _container(name: str, command: list[str], place: Path, folder: Path) -> Runn
             ) from error
     with contextlib.suppress(OSError):
         folder.chmod(0o777)  # programs in images have users of their own
-    return Buildah(name, list(dict.fromkeys((str(place), str(folder)))), command)
+    return Container(name, list(dict.fromkeys((str(place), str(folder)))), command)
 
 
 def _host(

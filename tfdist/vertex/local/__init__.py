@@ -13,15 +13,15 @@ from typing import Any
 
 if TYPE_CHECKING:
     from tfdist.vertex.local.bucket import CloudStorage as CloudStorage
+    from tfdist.vertex.local.container import Container as Container
     from tfdist.vertex.local.custom_job import read_job as read_job
     from tfdist.vertex.local.job import LocalJob as LocalJob
     from tfdist.vertex.local.rules import JobState as JobState
     from tfdist.vertex.local.rules import Rules as Rules
-    from tfdist.vertex.local.runner import Buildah as Buildah
     from tfdist.vertex.local.runner import Host as Host
 
 _PUBLIC = {
-    "Buildah": "tfdist.vertex.local.runner",
+    "Container": "tfdist.vertex.local.container",
     "CloudStorage": "tfdist.vertex.local.bucket",
     "Host": "tfdist.vertex.local.runner",
     "JobState": "tfdist.vertex.local.rules",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from io import FileIO
-from pathlib import Path
 
 from tfdist.errors import TfdistError
 from tfdist.launch import guard
@@ -50,18 +48,6 @@ class ReplicaProcess(TaskProcess):
             directory=launch.directory,
         )
         self.replica = replica
-        self._wrapper = launch.wrapper
-
-    def ask_to_end(self) -> None:
-        """Sends SIGTERM to the program and what it has started in its session."""
-        if not self._wrapper:
-            self.signal_group(signal.SIGTERM)
-            return
-        for pid in guard.members([], [self.pid]):
-            with contextlib.suppress(OSError):
-                first = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
-                if not os.path.basename(first).startswith(self._wrapper.encode()):
-                    os.kill(pid, signal.SIGTERM)
 
 
 class Replicas:
@@ -141,7 +127,7 @@ class Replicas:
         processes = list(self._processes.values())
         running = [process for process in processes if not process.poll() and process.exit is None]
         for process in running:
-            process.ask_to_end()
+            process.signal_group(signal.SIGTERM)
         until = time.monotonic() + grace
         while running and time.monotonic() < until and not hurry.is_set():
             time.sleep(_STEP_SECONDS)
