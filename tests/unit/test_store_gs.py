@@ -148,3 +148,22 @@ def test_provenance_is_kept_on_cloud_storage(url):
 def test_a_bucket_that_is_not_there_is_named(storage):
     with pytest.raises(StoreError, match="gs://nowhere"):
         Store("gs://nowhere/run").acquire()
+
+
+def test_a_csv_file_on_cloud_storage_is_closed_when_training_ends(url):
+    import keras
+    import numpy as np
+
+    import tfdist
+
+    tfdist.activate()
+    try:
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        logger = keras.callbacks.CSVLogger(f"{url}/history.csv")
+        gfile().makedirs(url)
+        model.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=2, verbose=0, callbacks=[logger])
+    finally:
+        tfdist.deactivate()
+    with gfile().GFile(f"{url}/history.csv") as file:
+        assert [line.split(",")[0] for line in file.read().splitlines()] == ["epoch", "0", "1"]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -509,6 +510,35 @@ def test_a_package_runs_its_module(run, tmp_path):
     started = run(body, runner=Host(path=(str(tmp_path),)))
     assert started.end() is JobState.SUCCEEDED
     assert started.lines == ["[chief] module ['a b']"]
+
+
+def test_a_distribution_of_the_job_is_installed_for_it(tmp_path):
+    wheel = tmp_path / "run" / "gcs" / "stage" / "hello_there-1-py3-none-any.whl"
+    wheel.parent.mkdir(parents=True)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("hello_there.py", "import sys; print('packed', sys.argv[1:])")
+        about = "hello_there-1.dist-info"
+        archive.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: hello-there\nVersion: 1\n"
+        )
+        archive.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{about}/RECORD", "")
+    spec = {
+        "executorImageUri": "x",
+        "pythonModule": "hello_there",
+        "packageUris": [f"gs://stage/{wheel.name}"],
+    }
+    done = subprocess.run(
+        command(custom_job({"replicaCount": 1, "pythonPackageSpec": spec}), tmp_path),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "[chief] packed []\n"), done.stderr
 
 
 def test_a_program_that_is_not_here_is_refused_before_anything_starts(tmp_path):

@@ -6,12 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.harness import LEAN
 from tests.support.harness import ROOT
 from tfdist.state.provenance import Provenance
 from tfdist.vertex.local import Host
@@ -24,7 +26,7 @@ DEADLINE = 120.0
 DIGITS = """
 experiment: {name: digits, options: {filters: 4}}
 data: {global_batch_size: 64}
-training: {epochs: %d, seed: 0, learning_rate: 0.002}
+training: {epochs: 6, seed: 0, learning_rate: 0.002}
 output: {backup: 4, tensorboard: false, checkpoint: none}
 """
 FLIGHTS = """
@@ -35,11 +37,40 @@ output: {backup: 16, tensorboard: false, checkpoint: none}
 """
 
 
-def custom_job(config: str, roles: Mapping[int, int], **scheduling: Any) -> dict[str, Any]:
-    """Returns a job whose pools all run the trainer, with so many replicas at each position."""
+SCRIPT = """
+import os
+import time
+
+import tfdist
+
+strategy = tfdist.strategy()
+
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(3)
+drawn = np.random.default_rng(0)
+inputs, targets = drawn.normal(size=(160, 5)), drawn.normal(size=(160, 1))
+data = tfdist.data.shard((inputs, targets), global_batch_size=16, shuffle=True, seed=1)
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+place = os.environ["AIP_CHECKPOINT_DIR"] + "backup"
+backup = tfdist.callbacks.BackupAndRestore(place, save_every=3)
+slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.03))
+model.fit(data, epochs=4, verbose=0, callbacks=[backup, slow])
+weights = [np.asarray(weight) for weight in model.get_weights()]
+if tfdist.detect().is_chief:
+    os.makedirs(os.environ["AIP_MODEL_DIR"], exist_ok=True)
+    np.savez(os.environ["AIP_MODEL_DIR"] + "weights.npz", *weights)
+"""
+
+
+def custom_job(args: Sequence[str], roles: Mapping[int, int], **scheduling: Any) -> dict[str, Any]:
+    """Returns a job whose pools all run the same, with so many replicas at each position."""
     container = {
         "imageUri": "europe-docker.pkg.dev/p/r/tfdist:1",
-        "args": ["--config", config],
+        "args": list(args),
         "env": [
             {"name": "TF_DETERMINISTIC_OPS", "value": "1"},
             {"name": "TF_CPP_MIN_LOG_LEVEL", "value": "1"},
@@ -62,18 +93,23 @@ def custom_job(config: str, roles: Mapping[int, int], **scheduling: Any) -> dict
 class Outcome:
     """A job that has ended: its news, and where its output is."""
 
-    def __init__(self, output: Path, news: list[str], lines: list[str]):
+    def __init__(self, output: Path, news: list[str]):
         self.output = output
         self.news = news
-        self.lines = lines
 
     @property
     def incarnations(self) -> list[Mapping[str, Any]]:
+        """What the training says about each of its lives."""
         record = Provenance.read(str(self.output / "checkpoints" / "backup"))
         assert record is not None
         return list(record["incarnations"])
 
     def weights(self) -> list[np.ndarray]:
+        """The final weights, in the model's order."""
+        saved = self.output / "model" / "weights.npz"
+        if saved.exists():
+            with np.load(saved) as arrays:
+                return [arrays[name] for name in arrays.files]
         import keras
 
         model = keras.models.load_model(self.output / "model" / "model.keras", compile=False)
@@ -81,42 +117,58 @@ class Outcome:
 
 
 def train(
-    tmp_path: Path, name: str, config: str, roles: Mapping[int, int], *kills: str, **scheduling: Any
+    directory: Path, program: str, roles: Mapping[int, int], *kills: str, **scheduling: Any
 ) -> Outcome:
-    """Trains; kills one replica after the other, each when a new commit is there."""
-    path = tmp_path / f"{name}.yaml"
-    path.write_text(config)
+    """Trains; kills one replica after the other, each when a new commit is there.
+
+    Args:
+        directory: Of the job.
+        program: The script, or a config of the trainer.
+        roles: Position of a pool to its number of replicas.
+        kills: Names of replicas.
+        scheduling: Of the job.
+    """
+    directory.mkdir()
+    paths = [str(ROOT)]
+    if program is SCRIPT:
+        (directory / "train.py").write_text(program)
+        runner = Host(entry_point=("python", str(directory / "train.py")))
+        args = []
+        paths.insert(0, str(LEAN))
+    else:
+        (directory / "config.yaml").write_text(program)
+        runner = Host(directory=str(ROOT))
+        args = ["--config", str(directory / "config.yaml")]
     news: list[str] = []
     lines: list[str] = []
     job = LocalJob(
-        custom_job(str(path), roles, **scheduling),
-        directory=tmp_path / name,
-        environ={**os.environ, "PYTHONPATH": str(ROOT)},
-        runner=Host(directory=str(ROOT)),
+        custom_job(args, roles, **scheduling),
+        directory=directory,
+        environ={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        runner=runner,
         say=news.append,
         show=lines.append,
     )
-    output = tmp_path / name / "gcs" / "bucket" / "run"
+    output = directory / "gcs" / "bucket" / "run"
+
+    def said() -> str:
+        return "\n".join([*news, *lines[-80:]])
+
     until = time.monotonic() + DEADLINE
     job.start()
     try:
         seen: set[str] = set()
         for replica in kills:
             while not (new := {p.name for p in output.glob("checkpoints/backup/step-*")} - seen):
-                assert time.monotonic() < until and not job.state.is_final, tail(news, lines)
+                assert time.monotonic() < until and not job.state.is_final, said()
                 time.sleep(0.01)
             seen |= new
             os.kill(job.pids[replica], signal.SIGKILL)
-        state = job.wait(until - time.monotonic())
-        assert state is JobState.SUCCEEDED, tail(news, lines)
+        assert job.wait(until - time.monotonic()) is JobState.SUCCEEDED, said()
     finally:
         job.cancel(hurry=True)
         job.wait(20)
-    return Outcome(output, news, lines)
-
-
-def tail(news: list[str], lines: list[str]) -> str:
-    return "\n".join([*news, *lines[-60:]])
+    return Outcome(output, news)
 
 
 def assert_equal(one: list[np.ndarray], other: list[np.ndarray]) -> None:
@@ -125,57 +177,53 @@ def assert_equal(one: list[np.ndarray], other: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_two_replicas_that_train_together_go_on_after_one_is_killed(tmp_path):
-    outcome = train(
-        tmp_path,
-        "killed",
-        DIGITS % 4,
-        {0: 1, 1: 1},
-        "workerpool1-0",
-        restartJobOnWorkerRestart=True,
-    )
-    assert any("restarting all replicas, restart 1 of 5" in line for line in outcome.news)
-    first, second = outcome.incarnations
-    assert first["resumed_step"] == 0
-    assert second["resumed_step"] > 0
-    assert second["ended"] == "finished"
-    history = (outcome.output / "logs" / "history.csv").read_text().splitlines()
-    assert [line.split(",")[0] for line in history] == ["epoch", "0", "1", "2", "3"]
-    assert (outcome.output / "model" / "metrics.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("restart_all", [True, False])
-def test_workers_that_are_killed_end_with_the_weights_of_a_run_in_peace(tmp_path, restart_all):
+def test_replicas_that_train_together_go_on_exactly_after_one_is_killed(tmp_path):
     roles = {0: 1, 1: 1}
-    peace = train(tmp_path, "peace", DIGITS % 6, roles)
+    peace = train(tmp_path / "peace", SCRIPT, roles)
     killed = train(
-        tmp_path,
-        "killed",
-        DIGITS % 6,
-        roles,
-        "workerpool1-0",
-        "workerpool0-0",
-        restartJobOnWorkerRestart=restart_all,
+        tmp_path / "killed", SCRIPT, roles, "workerpool1-0", restartJobOnWorkerRestart=True
     )
-    assert len(killed.incarnations) >= 3
+    assert any("restarting all replicas, restart 1 of 5" in line for line in killed.news)
+    first, second = killed.incarnations
+    assert first["resumed_step"] == 0
+    assert 0 < second["resumed_step"] < 40
+    assert second["ended"] == "finished"
     assert_equal(killed.weights(), peace.weights())
+
+
+@pytest.fixture(scope="module")
+def flights(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Training with a parameter server in peace."""
+    return train(tmp_path_factory.mktemp("flights") / "peace", FLIGHTS, {0: 1, 1: 1, 2: 1})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["workerpool2-0", "workerpool0-0"])
-def test_a_lost_server_or_coordinator_leaves_no_trace_in_the_weights(tmp_path, victim):
-    roles = {0: 1, 1: 1, 2: 1}
-    peace = train(tmp_path, "peace", FLIGHTS, roles)
-    killed = train(tmp_path, "killed", FLIGHTS, roles, victim)
+def test_a_lost_server_or_coordinator_leaves_no_trace_in_the_weights(tmp_path, flights, victim):
+    killed = train(tmp_path / "killed", FLIGHTS, {0: 1, 1: 1, 2: 1}, victim)
     assert len(killed.incarnations) == 2
     assert killed.incarnations[1]["resumed_step"] > 0
+    assert_equal(killed.weights(), flights.weights())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restart_all", [True, False])
+def test_the_trainer_ends_with_the_weights_of_a_run_in_peace(tmp_path, restart_all):
+    roles = {0: 1, 1: 1}
+    peace = train(tmp_path / "peace", DIGITS, roles)
+    kills = ("workerpool1-0", "workerpool0-0")
+    killed = train(
+        tmp_path / "killed", DIGITS, roles, *kills, restartJobOnWorkerRestart=restart_all
+    )
+    assert len(killed.incarnations) >= 3
+    history = (killed.output / "logs" / "history.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in history] == ["epoch", *map(str, range(6))]
     assert_equal(killed.weights(), peace.weights())
 
 
 @pytest.mark.slow
 def test_a_lost_worker_of_parameter_servers_is_replaced_while_training_goes_on(tmp_path):
-    outcome = train(tmp_path, "killed", FLIGHTS, {0: 1, 1: 2, 2: 1, 3: 1}, "workerpool1-1")
+    outcome = train(tmp_path / "killed", FLIGHTS, {0: 1, 1: 2, 2: 1, 3: 1}, "workerpool1-1")
     assert len(outcome.incarnations) == 1
     assert any("worker 1 has ended with exit code 137" in line for line in outcome.news)
     assert sum("worker 1 is process" in line for line in outcome.news) == 2

@@ -74,6 +74,19 @@ def guarded(original: Save) -> Save:
     return save
 
 
+def closing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a `CSVLogger.on_train_end` that closes files on remote file systems, too."""
+
+    @functools.wraps(original)
+    def on_train_end(self: Any, logs: Any = None) -> None:
+        if self.csv_file is not None and not hasattr(self.csv_file, "closed"):
+            self.csv_file.close()
+            self.csv_file = None
+        original(self, logs)
+
+    return on_train_end
+
+
 def _outside_scope(write: Callable[[], Any]) -> Any:
     """Runs `write` where no strategy's scope is open.
 

@@ -385,4 +385,11 @@ def repairs() -> tuple[Repair, ...]:
         Repair(keras.saving, "save_model", "every worker writes, in place", files.guarded),
         Repair(keras.saving, "save_weights", "every worker writes, in place", files.guarded),
         Repair(keras.models, "save_model", "every worker writes, in place", files.guarded),
+        Repair(
+            keras.callbacks.CSVLogger,
+            "on_train_end",
+            "asks a file whether it is closed, which one on gs:// cannot tell",
+            files.closing,
+            "not self.csv_file.closed",
+        ),
     )

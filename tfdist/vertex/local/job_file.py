@@ -48,21 +48,23 @@ def install_packages(packages: Sequence[str], target: Path) -> str:
     Raises:
         ConfigError: pip could not install them.
     """
-    words = ["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--no-build-isolation"]
-    asked = subprocess.run(
-        [sys.executable, *words, "--target", str(target), *packages],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if asked.returncode:
-        last = (asked.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ConfigError(
-            "packages that pip can install here",
-            f"{', '.join(packages)} ({last})",
-            "try: " + " ".join(["python", *words, *packages]),
+    words = ["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(target)]
+    # Without isolation a source distribution needs no network; but what builds it must be here.
+    for option in (["--no-build-isolation"], []):
+        asked = subprocess.run(
+            [sys.executable, *words, *option, *packages],
+            capture_output=True,
+            text=True,
+            check=False,
         )
-    return str(target)
+        if not asked.returncode:
+            return str(target)
+    last = (asked.stderr.strip().splitlines() or ["no message"])[-1]
+    raise ConfigError(
+        "packages that pip can install here",
+        f"{', '.join(packages)} ({last})",
+        "see what this says: " + " ".join(["python", *words, *packages]),
+    )
 
 
 def _from_config(path: str, overrides: Sequence[str]) -> tuple[dict[str, Any], str, list[str]]:
