@@ -22,6 +22,17 @@ class Indexed(Protocol):
     def batches(self, indices: tf.data.Dataset) -> tf.data.Dataset:
         """Returns a dataset of the examples at each vector of indices."""
 
+    def in_graph(self, indices: tf.data.Dataset, rows: int) -> tf.data.Dataset:
+        """Returns the same without any Python, for another process.
+
+        Args:
+            indices: Vectors of indices.
+            rows: Length of each of them.
+
+        Raises:
+            NotImplementedError: There is no such.
+        """
+
     def fingerprint(self) -> dict[str, Any]:
         """Returns what tells this data from other data, fit for JSON."""
 
@@ -56,6 +67,10 @@ class ArraySource:
             )
 
         return indices.map(gather, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+    def in_graph(self, indices: tf.data.Dataset, rows: int) -> tf.data.Dataset:
+        """Returns the same: there is no Python in it; the arrays go with the graph."""
+        return self.batches(indices)
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns what tells this data from other data; it looks into three examples."""
@@ -104,6 +119,10 @@ class SequenceSource:
             return tf.nest.pack_sequence_as(self._first, leaves)
 
         return indices.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+    def in_graph(self, indices: tf.data.Dataset, rows: int) -> tf.data.Dataset:
+        """There is no such: the sequence is Python."""
+        raise NotImplementedError
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns what tells this data from other data; it reads the first and last example."""

@@ -1,0 +1,247 @@
+"""Where batches are made, if not in the process that trains: `shard(..., service=...)`.
+
+| `service=` | the processes |
+|---|---|
+| `True` | those of `TFDIST_DATA_SERVICE`, which `tfdist run --data-workers` sets; else one of our own |
+| a number | those of `TFDIST_DATA_SERVICE`; else so many of our own |
+| `"host:port,host:port"`, or a list | `tfdist data-service --port PORT` on those hosts |
+
+Our own are children of this process: they end with it, and one that has died is started again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import numbers
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.cluster.dial import split_address
+from tfdist.data.lease import Lease
+from tfdist.errors import ConfigError
+from tfdist.errors import PeerLostError
+
+log = logging.getLogger("absl")
+
+#: The variable with the addresses of processes, `host:port,host:port`.
+ADDRESSES = "TFDIST_DATA_SERVICE"
+#: For processes to come, or to come back. Importing TensorFlow takes a while on a busy machine.
+PATIENCE_SECONDS = 120.0
+_AGAIN_SECONDS = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Service:
+    """The processes that make batches.
+
+    Attributes:
+        addresses: Where they listen; empty where they are children of this process.
+        children: How many children there are.
+    """
+
+    addresses: tuple[str, ...] = ()
+    children: int = 0
+
+    def __str__(self) -> str:
+        count = self.children or len(self.addresses)
+        where = f" ({', '.join(self.addresses)})" if self.addresses else " of this one's own"
+        return f"{count} process{'es' * (count > 1)}{where}"
+
+    @property
+    def size(self) -> int:
+        """How many processes there are when all are."""
+        return self.children or len(self.addresses)
+
+    def start(self) -> None:
+        """Starts the children that are to be there and are not; does not wait for them."""
+        for number in range(self.children):
+            _child(number)
+
+    def leases(self, *, all_of_them: bool) -> list[Lease]:
+        """Returns servers of the processes.
+
+        Args:
+            all_of_them: Whether to wait until all are there, or until there is any.
+
+        Raises:
+            PeerLostError: They are not there, and did not come in time.
+            UnsupportedError: One is something else.
+        """
+        begun = time.monotonic()
+        found: dict[int, Lease] = {}
+        try:
+            while True:
+                problems = self._take(found)
+                if found and (not problems or not all_of_them):
+                    return [found[number] for number in sorted(found)]
+                if time.monotonic() - begun > PATIENCE_SECONDS:
+                    raise _lost(problems)
+                time.sleep(_AGAIN_SECONDS)
+        except BaseException:
+            for lease in found.values():
+                lease.close()
+            raise
+
+    def _take(self, found: dict[int, Lease]) -> list[str]:
+        """Adds to `found` who is there; returns what is the matter with the others."""
+        problems = []
+        for number in range(self.size):
+            if number in found:
+                continue
+            try:
+                if self.children:
+                    found[number] = Lease(_child(number).address())
+                else:
+                    found[number] = Lease(self.addresses[number])
+            except OSError as error:
+                name = f"its child {number}" if self.children else self.addresses[number]
+                problems.append(f"{name}: {error}")
+        return problems
+
+
+def service_of(wanted: Any, environ: Mapping[str, str]) -> Service | None:
+    """Returns the processes that are meant by `shard`'s argument `service`, or None.
+
+    Raises:
+        ConfigError: It means none.
+    """
+    if wanted is None or wanted is False:
+        return None
+    if isinstance(wanted, numbers.Integral):
+        if wanted < 1:
+            raise ConfigError("service=True, a number of processes or addresses", repr(wanted))
+        given = environ.get(ADDRESSES, "").strip()
+        if given:
+            return Service(_addresses(given.split(","), f"{ADDRESSES}={given!r}"))
+        return Service(children=int(wanted))
+    is_list = isinstance(wanted, Sequence) and all(isinstance(each, str) for each in wanted)
+    if not is_list or not wanted:
+        raise ConfigError("service=True, a number of processes or addresses", repr(wanted))
+    listed = wanted.split(",") if isinstance(wanted, str) else wanted
+    return Service(_addresses(listed, repr(wanted)))
+
+
+def _addresses(listed: Sequence[str], received: str) -> tuple[str, ...]:
+    found = tuple(each.strip().removeprefix("grpc://") for each in listed if each.strip())
+    for address in found:
+        try:
+            host, port = split_address(address)
+        except ValueError:
+            host, port = "", 0
+        if not host or not 0 < port < 2**16:
+            raise ConfigError(
+                "addresses of data service processes, as in 'host:7000,other:7000'",
+                received,
+                "write host:port, the port given to `tfdist data-service --port`",
+            )
+    if not found or len(set(found)) < len(found):
+        raise ConfigError("addresses of data service processes, each once", received)
+    return found
+
+
+def _lost(problems: list[str]) -> PeerLostError:
+    return PeerLostError(
+        "the processes of the data service to be there",
+        f"none of these within {PATIENCE_SECONDS:g} s: {'; '.join(problems)}",
+        "start them with `tfdist data-service --port PORT` or `tfdist run --data-workers N`, look "
+        "at why they ended, or leave service= out",
+    )
+
+
+class _Child:
+    """A process of our own."""
+
+    def __init__(self, number: int):
+        self._owner = os.getpid()
+        self._address = ""
+        self._read, write = os.pipe()
+        # Not -m, nor by path: the directory of either would come before the standard library.
+        root = str(Path(__file__).resolve().parents[2])
+        code = (
+            f"import sys; sys.path[0] = {root!r}; from tfdist.data.server import main; "
+            "sys.exit(main(sys.argv[1:]))"
+        )
+        options = ["--host", "127.0.0.1", "--parent", str(self._owner), "--announce", str(write)]
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code, *options],
+                env={**os.environ, "TFDIST_ENGINE": "0"},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[write],
+            )
+        finally:
+            os.close(write)
+        log.info("data service: child %d is process %d", number, self.process.pid)
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether it was started by this process, not by the one that this was forked from."""
+        return self._owner == os.getpid()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def address(self) -> str:
+        """Returns where it listens.
+
+        Raises:
+            OSError: It does not yet.
+        """
+        if not self._address:
+            if not select.select([self._read], [], [], 0)[0]:
+                raise ConnectionRefusedError("it is still starting")
+            port = os.read(self._read, 64).decode().strip()
+            if not port:
+                raise ConnectionResetError("it has ended at its start")
+            self._address = f"127.0.0.1:{port}"
+        return self._address
+
+    def end(self) -> None:
+        if self.is_mine:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._read)
+
+
+_children: dict[int, _Child] = {}
+
+
+def _child(number: int) -> _Child:
+    """Returns a child that runs, as far as is known."""
+    child = _children.get(number)
+    if child is not None and not (child.is_mine and child.has_ended):
+        return child
+    if child is None and not _children:
+        _spare_loopback()
+    if child is not None:
+        code = child.process.returncode
+        log.warning("data service: child %d ended with %d; starting it again", number, code)
+        child.end()
+    _children[number] = _Child(number)
+    return _children[number]
+
+
+@atexit.register
+def _end_children() -> None:
+    # Registered before what closes the connections, and so called after it.
+    while _children:
+        _children.popitem()[1].end()
+
+
+def _spare_loopback() -> None:
+    """Keeps gRPC from sending what is for this machine through a proxy, where it would be lost."""
+    if any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
+        for name in ("no_grpc_proxy", "no_proxy"):
+            known = os.environ.get(name, "")
+            if name == "no_proxy" or known:
+                os.environ[name] = ",".join(filter(None, [known, "127.0.0.1", "localhost"]))
