@@ -163,7 +163,7 @@ class RemotePart:
 
     def _note(self, error: _Lost, epoch: int, batch: int) -> None:
         where = f"batch {batch + 1} of pass {epoch + 1}"
-        log.warning("data service: %s is lost; the others go on with %s", error, where)
+        log.warning("data service: %s is lost; going on with %s", error, where)
         if self._stream is not None:
             self._stream.close()
 

@@ -49,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     # Who is interrupted at the terminal is the one that reads, and it ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if given.parent is not None:
+        threading.Thread(target=_end_with, args=(given.parent,), daemon=True).start()
     _prepare()
     try:
         listener = _listener(given.host, given.port)
@@ -60,8 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             file.write(f"{listener.getsockname()[1]}\n")
     elif given.parent is None:
         print(f"makes batches at port {listener.getsockname()[1]}", flush=True)
-    threading.Thread(target=_accept, args=(listener,), daemon=True).start()
-    while given.parent is None or os.getppid() == given.parent:
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=_serve, args=(connection,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process, also while it still imports, when its parent has ended."""
+    while os.getppid() == parent:
         time.sleep(BEAT_SECONDS)
     # Without taking down TensorFlow, whose servers may be in the middle of a batch.
     os._exit(0)
@@ -92,12 +100,6 @@ def _listener(host: str, port: int) -> socket.socket:
     listener.bind((host, port))
     listener.listen(128)
     return listener
-
-
-def _accept(listener: socket.socket) -> None:
-    while True:
-        connection, _ = listener.accept()
-        threading.Thread(target=_serve, args=(connection,), daemon=True).start()
 
 
 def _serve(connection: socket.socket) -> None:

@@ -19,6 +19,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from tfdist.cluster.dial import split_address
 from tfdist.data.lease import Lease
 from tfdist.errors import ConfigError
 from tfdist.errors import PeerLostError
+from tfdist.errors import UnsupportedError
 
 log = logging.getLogger("absl")
 
@@ -37,6 +39,8 @@ ADDRESSES = "TFDIST_DATA_SERVICE"
 #: For processes to come, or to come back. Importing TensorFlow takes a while on a busy machine.
 PATIENCE_SECONDS = 120.0
 _AGAIN_SECONDS = 0.1
+#: For the others, where one of them is enough.
+_OTHERS_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,36 +80,91 @@ class Service:
             PeerLostError: They are not there, and did not come in time.
             UnsupportedError: One is something else.
         """
-        begun = time.monotonic()
-        found: dict[int, Lease] = {}
+        calls = [_Call(self, number) for number in range(self.size)]
         try:
+            begun = time.monotonic()
             while True:
-                problems = self._take(found)
-                if found and (not problems or not all_of_them):
-                    return [found[number] for number in sorted(found)]
-                if time.monotonic() - begun > PATIENCE_SECONDS:
-                    raise _lost(problems)
-                time.sleep(_AGAIN_SECONDS)
-        except BaseException:
-            for lease in found.values():
-                lease.close()
-            raise
+                for call in calls:
+                    if call.refused is not None:
+                        raise call.refused
+                found = [call for call in calls if call.lease is not None]
+                waited = time.monotonic() - begun
+                # One that is stopped takes the call, and never answers.
+                told = all(call.lease or call.problem for call in calls)
+                enough = not all_of_them and found and (told or waited > _OTHERS_SECONDS)
+                if enough or len(found) == len(calls):
+                    return [call.take() for call in found]
+                if waited > PATIENCE_SECONDS:
+                    raise _lost([str(call) for call in calls if call.lease is None])
+                time.sleep(0.005)
+        finally:
+            for call in calls:
+                call.end()
 
-    def _take(self, found: dict[int, Lease]) -> list[str]:
-        """Adds to `found` who is there; returns what is the matter with the others."""
-        problems = []
-        for number in range(self.size):
-            if number in found:
-                continue
+    def call(self, number: int) -> Lease:
+        """Returns servers of one process.
+
+        Raises:
+            OSError: It is not there, or not yet.
+        """
+        return Lease(self.name(number) if self.addresses else _child(number).address())
+
+    def name(self, number: int) -> str:
+        """Returns what a process is called in messages."""
+        return self.addresses[number] if self.addresses else f"child {number} of this process"
+
+
+class _Call:
+    """Calls a process until it answers.
+
+    Attributes:
+        lease: What it has given, or None.
+        problem: Why it has not yet, or "".
+        refused: Why it never will, or None.
+    """
+
+    def __init__(self, service: Service, number: int):
+        self.lease: Lease | None = None
+        self.problem = ""
+        self.refused: UnsupportedError | None = None
+        self._service = service
+        self._number = number
+        self._lock = threading.Lock()
+        self._has_ended = False
+        threading.Thread(target=self._run, name="tfdist-data-service", daemon=True).start()
+
+    def __str__(self) -> str:
+        return f"{self._service.name(self._number)}: {self.problem or 'no answer'}"
+
+    def take(self) -> Lease:
+        """Returns the lease, which from now on belongs to the caller."""
+        lease, self.lease = self.lease, None
+        assert lease is not None
+        return lease
+
+    def end(self) -> None:
+        """Gives up, and gives back what nobody has taken."""
+        with self._lock:
+            self._has_ended = True
+        if self.lease is not None:
+            self.lease.close()
+
+    def _run(self) -> None:
+        while not self._has_ended:
             try:
-                if self.children:
-                    found[number] = Lease(_child(number).address())
-                else:
-                    found[number] = Lease(self.addresses[number])
+                lease = self._service.call(self._number)
+            except UnsupportedError as error:
+                self.refused = error
+                return
             except OSError as error:
-                name = f"its child {number}" if self.children else self.addresses[number]
-                problems.append(f"{name}: {error}")
-        return problems
+                self.problem = str(error)
+                time.sleep(_AGAIN_SECONDS)
+                continue
+            with self._lock:
+                if not self._has_ended:
+                    self.lease = lease
+                    return
+            lease.close()
 
 
 def service_of(wanted: Any, environ: Mapping[str, str]) -> Service | None:
@@ -214,21 +273,23 @@ class _Child:
 
 
 _children: dict[int, _Child] = {}
+_lock = threading.Lock()
 
 
 def _child(number: int) -> _Child:
     """Returns a child that runs, as far as is known."""
-    child = _children.get(number)
-    if child is not None and not (child.is_mine and child.has_ended):
-        return child
-    if child is None and not _children:
-        _spare_loopback()
-    if child is not None:
-        code = child.process.returncode
-        log.warning("data service: child %d ended with %d; starting it again", number, code)
-        child.end()
-    _children[number] = _Child(number)
-    return _children[number]
+    with _lock:
+        child = _children.get(number)
+        if child is not None and not (child.is_mine and child.has_ended):
+            return child
+        if child is None:
+            _spare_loopback()
+        else:
+            code = child.process.returncode
+            log.warning("data service: child %d ended with %d; starting it again", number, code)
+            child.end()
+        _children[number] = _Child(number)
+        return _children[number]
 
 
 @atexit.register

@@ -150,8 +150,6 @@ def why_not(kind: str, shipment: Shipment) -> str:
     size = 0
     for each in _below(shipment.dataset(0, 0, 0, 1)):
         name = type(each).__name__
-        if "Generator" in name:
-            return "Python code (from_generator) runs in this process only"
         if "Shuffle" in name and shipment.is_whole and _is_new_elsewhere(each):
             return (
                 "the dataset's own shuffle comes in another order in another process; leave it out "
@@ -162,8 +160,8 @@ def why_not(kind: str, shipment: Shipment) -> str:
             found.update(node.op for f in graph.library.function for node in f.node_def)
             if found & _PYTHON:
                 return (
-                    "Python code (py_function, numpy_function) runs in this process only; use "
-                    "operations of TensorFlow"
+                    "Python code (py_function, numpy_function, from_generator) runs in this "
+                    "process only; use operations of TensorFlow"
                 )
         size += sum(_bytes(tensor) for function in each._functions() for tensor in _held(function))
         size += sum(map(_bytes, getattr(each, "_tensors", ())))
