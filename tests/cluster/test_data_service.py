@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -72,7 +73,10 @@ def test_a_job_that_is_killed_goes_on_with_children_of_its_own(tmp_path):
         timeout=250,
     )
     assert_same(run)
-    assert run.result()["there"]["steps"] == 16 * 3 - 20
+    there = run.result()["there"]
+    # The commit of step 20 may not have been complete.
+    assert there["steps"] == 16 * 3
+    assert there["steps here"] <= 16 * 3 - 15
     [child] = run.result()["children"]
     assert eventually(lambda: not is_alive(child), 10)
 
@@ -83,7 +87,8 @@ def test_processes_on_other_hosts_serve_a_script_of_its_own(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [*CLI, "data-service", "--port", str(port)]
-    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    server = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
     try:
         run = run_script(
             SCRIPT,

@@ -2,11 +2,12 @@
 
 | `service=` | the processes |
 |---|---|
-| `True` | those of `TFDIST_DATA_SERVICE`, which `tfdist run --data-workers` sets; else one of our own |
+| `True` | those of `TFDIST_DATA_SERVICE`; else one of our own |
 | a number | those of `TFDIST_DATA_SERVICE`; else so many of our own |
 | `"host:port,host:port"`, or a list | `tfdist data-service --port PORT` on those hosts |
 
-Our own are children of this process: they end with it, and one that has died is started again.
+`tfdist run --data-workers N` starts processes and sets the variable. Our own are children of this
+process: they end with it, and one that has died is started again.
 """
 
 from __future__ import annotations

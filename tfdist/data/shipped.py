@@ -39,9 +39,14 @@ class Shipment(Protocol):
         is_whole: Whether only one process may make it, because others might read another order.
     """
 
-    batches: int | None
-    passes: int
-    is_whole: bool
+    @property
+    def batches(self) -> int | None: ...
+
+    @property
+    def passes(self) -> int: ...
+
+    @property
+    def is_whole(self) -> bool: ...
 
     def dataset(self, epoch: int, batch: int, first: int, step: int) -> tf.data.Dataset:
         """Returns batches from one of a pass on.
@@ -84,11 +89,11 @@ class IndexedShipment:
         rows = self._rows if self._whole else self._last_rows
         ordered = _order_in_graph(order, epoch)
 
-        @as_graph
+        @as_graph  # type: ignore[untyped-decorator]
         def count(number: Any) -> Any:
             return tf.where(number % mine < self._whole, self._rows, self._last_rows)
 
-        @as_graph
+        @as_graph  # type: ignore[untyped-decorator]
         def indices(number: Any) -> Any:
             # Always as many: a batch that is not full repeats its last example, and is cut below.
             begin = tf.where(number % mine < self._whole, self._begin, self._last_begin)
@@ -101,7 +106,7 @@ class IndexedShipment:
         batches = Maps(self._maps.examples).applied(batches, rows)
         if self._whole and self._last_rows not in (0, rows):
 
-            @as_graph
+            @as_graph  # type: ignore[untyped-decorator]
             def real(data: Any, number: Any) -> Any:
                 return cut(data, 0, count(number))
 

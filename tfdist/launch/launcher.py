@@ -194,7 +194,9 @@ class _Job:
         command = self._spec.command
         if task.type == DATA:
             host, _, port = self._addresses[task].rpartition(":")
-            command = Command("tfdist.data.server", ("--host", host, "--port", port), is_module=True)
+            command = Command(
+                "tfdist.data.server", ("--host", host, "--port", port), is_module=True
+            )
         try:
             process = TaskProcess(task, command, environ, output, stdin=alone)
         except OSError as error:

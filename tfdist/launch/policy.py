@@ -29,7 +29,6 @@ from tfdist.cluster.topology import WORKER
 from tfdist.cluster.topology import Task
 from tfdist.errors import EXIT_USAGE
 
-
 #: How often a process that makes batches is started again: without one the others cannot go on,
 #: and those that read from it say so themselves.
 _DATA_RESTARTS = 100
