@@ -3,8 +3,8 @@
     python benchmarks/data.py
 
 One process reads 60,000 examples of 784 floats (20,000 from files) in shuffled batches of 64, and
-does nothing with them. Printed are examples a second and the CPU time of a batch in this process, each
-of the fastest of three passes after a first one. Last comes a pipeline that takes about a
+does nothing with them. Printed are examples a second and the CPU time of a batch in this process,
+each of the fastest of three passes after a first one. Last comes a pipeline that takes about a
 millisecond for each of 4,000 examples, made here and by one other process on the same machine.
 """
 

@@ -15,6 +15,8 @@ from tfdist import data
 from tfdist.data import lease
 from tfdist.data import remote
 from tfdist.data import service
+from tfdist.data import shared
+from tfdist.data import shipped
 from tfdist.data.lease import Lease
 from tfdist.data.order import Order
 from tfdist.data.parts import Place
@@ -131,11 +133,11 @@ def test_the_order_of_many_examples_is_the_same_in_a_graph():
     order = Order(200_003, 70_000, shuffle=True, seed=5)
 
     class Indices:
-        def in_graph(self, vectors, rows):
+        def in_graph(self, vectors, rows, near):
             return vectors
 
     shipment = IndexedShipment(Indices(), order, Place(3, 1), Maps())
-    found = list(shipment.dataset(4, 1, 0, 1).take(3))
+    found = list(shipment.dataset(4, 1, 0, 1, True).take(3))
     begin = 23_334  # 70,000 in three parts.
     expected = [order.indices(4, 1)[begin : begin + 23_333]]
     expected += [order.indices(4, 2)[20_001:40_002], order.indices(5, 0)[begin : begin + 23_333]]
@@ -282,3 +284,14 @@ def test_the_argument_means_processes_of_the_launcher_of_ones_own_or_elsewhere()
 def test_explain_names_the_processes(capsys):
     text = data.explain(data.shard(np.arange(ROWS), service="a:1,b:2", **ORDER))
     assert "made by the data service: 2 processes (a:1, b:2)" in text
+
+
+def test_large_arrays_are_not_sent_to_processes_of_this_host(monkeypatch):
+    monkeypatch.setattr(shared, "_LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(shipped, "_MOST_BYTES", 1 << 20)
+    rows = np.random.RandomState(0).rand(ROWS, 5_000)
+    elsewhere = data.shard(rows, service="other:1", **ORDER)
+    assert "too large to be sent; write them to TFRecord files" in elsewhere.why_no_service
+    sharded = data.shard(rows, service=2, **ORDER)
+    assert batches(sharded, 0) == batches(data.shard(rows, **ORDER), 0)
+    assert not sharded.why_no_service

@@ -19,6 +19,7 @@ from tfdist._version import __version__
 from tfdist.cluster.dial import connect_once
 from tfdist.cluster.dial import split_address
 from tfdist.data.server import MAX_LINE
+from tfdist.data.server import place
 from tfdist.errors import UnsupportedError
 
 log = logging.getLogger("absl")
@@ -40,6 +41,7 @@ class Lease:
         address: As given.
         dispatcher: Address of the dispatcher, `host:port`.
         pid: Number of the process there.
+        is_near: Whether it is on this host, and sees the memory of this process.
         lost: Why the process is lost, or "".
         on_beat: Called at every sign of life, in another thread.
 
@@ -67,6 +69,7 @@ class Lease:
             raise
         self.dispatcher = str(told["dispatcher"])
         self.pid = int(told["pid"])
+        self.is_near = bool(place()) and told.get("place") == place()
         threading.Thread(target=self._watch, name="tfdist-data-service", daemon=True).start()
 
     def when_lost(self, call: Callable[[], None]) -> None:

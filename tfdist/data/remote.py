@@ -199,7 +199,7 @@ class _Stream:
         self._readers: list[_Reader] = []
         try:
             for number, lease in enumerate(leases):
-                dataset = shipment.dataset(epoch, batch, number, len(leases))
+                dataset = shipment.dataset(epoch, batch, number, len(leases), lease.is_near)
                 self._readers.append(_Reader(lease, dataset))
         except BaseException:
             self.close()

@@ -66,6 +66,12 @@ class Service:
         """How many processes there are when all are."""
         return self.children or len(self.addresses)
 
+    @property
+    def is_near(self) -> bool:
+        """Whether all of them seem to be on this host."""
+        hosts = {split_address(address)[0] for address in self.addresses}
+        return hosts <= {"127.0.0.1", "localhost", "::1"}
+
     def start(self) -> None:
         """Starts the children that are to be there and are not; does not wait for them."""
         for number in range(self.children):

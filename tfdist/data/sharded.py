@@ -171,7 +171,9 @@ class Sharded:
     @functools.cached_property
     def why_no_service(self) -> str:
         """Why the batches are made here although others were to make them, or ""."""
-        why = why_not(self.facts.kind, self._made(Place(*workers_here()), 0)[1])
+        shipment = self._made(Place(*workers_here()), 0)[1]
+        near = self.service is not None and self.service.is_near
+        why = why_not(self.facts.kind, shipment, near)
         if why:
             log.warning("data service: not used: %s", why)
         return why

@@ -48,7 +48,7 @@ class Shipment(Protocol):
     @property
     def is_whole(self) -> bool: ...
 
-    def dataset(self, epoch: int, batch: int, first: int, step: int) -> tf.data.Dataset:
+    def dataset(self, epoch: int, batch: int, first: int, step: int, near: bool) -> tf.data.Dataset:
         """Returns batches from one of a pass on.
 
         Args:
@@ -56,6 +56,7 @@ class Shipment(Protocol):
             batch: Number of the batch of this worker in it.
             first: How many to leave out before the first.
             step: From one to the next.
+            near: Whether the process is on this host, and sees the memory of this one.
         """
 
 
@@ -82,7 +83,7 @@ class IndexedShipment:
         self._last_rows = sum(counts) if order.batches > self._whole else 0
         self.batches = self._whole * (self._rows > 0) + (self._last_rows > 0)
 
-    def dataset(self, epoch: int, batch: int, first: int, step: int) -> tf.data.Dataset:
+    def dataset(self, epoch: int, batch: int, first: int, step: int, near: bool) -> tf.data.Dataset:
         """Returns batches from one of a pass on."""
         order, mine = self._order, max(1, self.batches)
         numbers = tf.data.Dataset.range(batch + first, self.passes * mine, step)
@@ -102,7 +103,7 @@ class IndexedShipment:
             return ordered(number // mine, places)
 
         vectors = numbers.map(indices, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        batches = self._source.in_graph(vectors, rows)
+        batches = self._source.in_graph(vectors, rows, near)
         batches = Maps(self._maps.examples).applied(batches, rows)
         if self._whole and self._last_rows not in (0, rows):
 
@@ -130,19 +131,20 @@ class StreamShipment:
         self.batches = part.own_batches
         self.is_whole = is_whole
 
-    def dataset(self, epoch: int, batch: int, first: int, step: int) -> tf.data.Dataset:
+    def dataset(self, epoch: int, batch: int, first: int, step: int, near: bool) -> tf.data.Dataset:
         """Returns batches from one of a pass on."""
         return as_read(
             self._part.pipeline(epoch, lambda batches: batches.skip(batch).shard(step, first))
         )
 
 
-def why_not(kind: str, shipment: Shipment) -> str:
+def why_not(kind: str, shipment: Shipment, near: bool) -> str:
     """Returns why no other process can make the batches, or "".
 
     Args:
         kind: Of the source, as in `Facts`.
         shipment: What is to be shipped.
+        near: Whether it is to processes on this host.
     """
     own = {
         "sequence": "the Python code of a sequence runs in this process only; write its examples "
@@ -153,7 +155,7 @@ def why_not(kind: str, shipment: Shipment) -> str:
     if kind in own:
         return own[kind]
     size = 0
-    for each in _below(shipment.dataset(0, 0, 0, 1)):
+    for each in _below(shipment.dataset(0, 0, 0, 1, near)):
         name = type(each).__name__
         if "Shuffle" in name and shipment.is_whole and _is_new_elsewhere(each):
             return (

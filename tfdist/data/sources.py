@@ -82,7 +82,7 @@ class RecordSource:
 
         return indices.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
-    def in_graph(self, indices: tf.data.Dataset, rows: int) -> tf.data.Dataset:
+    def in_graph(self, indices: tf.data.Dataset, rows: int, near: bool) -> tf.data.Dataset:
         """Returns the same, read by TensorFlow from its place in a file: for another process."""
         return self._found(indices.unbatch()).batch(rows)
 
