@@ -63,12 +63,13 @@ def test_a_process_of_the_launcher_is_killed_and_two_workers_train_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_goes_on_with_children_of_its_own(tmp_path):
+@pytest.mark.parametrize("launched", [0, 1])
+def test_a_job_that_is_killed_goes_on_exactly(launched, tmp_path):
     run = run_script(
         SCRIPT,
         tmp_path=tmp_path,
         workers=1,
-        launcher_args=["--max-restarts", "1"],
+        launcher_args=["--max-restarts", "1", "--data-workers", str(launched)],
         args=[str(tmp_path / "backup"), "--die", "23"],
         timeout=250,
     )
@@ -77,8 +78,9 @@ def test_a_job_that_is_killed_goes_on_with_children_of_its_own(tmp_path):
     # The commit of step 20 may not have been complete.
     assert there["steps"] == 16 * 3
     assert there["steps here"] <= 16 * 3 - 15
-    [child] = run.result()["children"]
-    assert eventually(lambda: not is_alive(child), 10)
+    children = run.result()["children"]
+    assert len(children) == 1 - launched
+    assert not any(map(is_alive, children))
 
 
 @pytest.mark.slow
@@ -142,3 +144,11 @@ def test_the_launcher_stops_data_processes_that_nobody_needs_any_more(tmp_path):
         failing, tmp_path=tmp_path, workers=1, launcher_args=["--data-workers", "1"], timeout=60
     )
     assert run.code == 7
+    waiting = "import time; print('up', flush=True); time.sleep(60)"
+    with start_script(
+        waiting, tmp_path=tmp_path, workers=1, launcher_args=["--data-workers", "1"]
+    ) as job:
+        job.wait_for_line("up")
+        job.signal(signal.SIGTERM)
+        assert job.wait(30).code == 143
+        assert not is_alive(job.task_pid("data 0"))
