@@ -111,7 +111,13 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+#: Others differ from these in little.
+SELDOM = ("dropped", "in order", "function")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] * (k in SELDOM)) for k in SOURCES]
+)
 def test_batches_are_the_same_as_without(kind, tmp_path):
     here = SOURCES[kind](tmp_path)
     there = SOURCES[kind](tmp_path, service=2)
@@ -179,6 +185,7 @@ def test_a_killed_process_is_done_without_and_comes_back(kind):
         assert len(part._stream.leases) == 2
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_is_done_without(monkeypatch):
     monkeypatch.setattr(lease, "SILENCE_SECONDS", 3.0)
     expected = batches(data.shard(np.arange(803), map=slow, **ORDER), 0)
@@ -197,7 +204,7 @@ def test_a_process_that_is_stopped_is_done_without(monkeypatch):
 
 
 def test_processes_that_are_gone_are_named(monkeypatch):
-    monkeypatch.setattr(service, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setenv("TFDIST_RENDEZVOUS_TIMEOUT", "1")
     sharded = data.shard(np.arange(ROWS), service="127.0.0.1:1,localhost:2", **ORDER)
     with pytest.raises(PeerLostError, match=r"127.0.0.1:1: .*refused.*; localhost:2: .*refused"):
         batches(sharded, 0)

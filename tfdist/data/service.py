@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist.cluster import rendezvous
 from tfdist.cluster.dial import split_address
 from tfdist.data.lease import Lease
 from tfdist.errors import ConfigError
@@ -37,8 +38,8 @@ log = logging.getLogger("absl")
 
 #: The variable with the addresses of processes, `host:port,host:port`.
 ADDRESSES = "TFDIST_DATA_SERVICE"
-#: For processes to come, or to come back. Importing TensorFlow takes a while on a busy machine.
-PATIENCE_SECONDS = 120.0
+#: After so long it is said who is waited for.
+_REMIND_SECONDS = 15.0
 _AGAIN_SECONDS = 0.1
 #: For the others, where one of them is enough.
 _OTHERS_SECONDS = 1.0
@@ -78,7 +79,7 @@ class Service:
             _child(number)
 
     def leases(self, *, all_of_them: bool) -> list[Lease]:
-        """Returns servers of the processes.
+        """Returns servers of the processes; waits as long as tasks wait for each other at start-up.
 
         Args:
             all_of_them: Whether to wait until all are there, or until there is any.
@@ -89,7 +90,8 @@ class Service:
         """
         calls = [_Call(self, number) for number in range(self.size)]
         try:
-            begun = time.monotonic()
+            begun, has_told = time.monotonic(), False
+            patience = rendezvous.timeout_from(os.environ)
             while True:
                 for call in calls:
                     if call.refused is not None:
@@ -101,8 +103,12 @@ class Service:
                 enough = not all_of_them and found and (told or waited > _OTHERS_SECONDS)
                 if enough or len(found) == len(calls):
                     return [call.take() for call in found]
-                if waited > PATIENCE_SECONDS:
-                    raise _lost([str(call) for call in calls if call.lease is None])
+                missing = [str(call) for call in calls if call.lease is None]
+                if waited > patience:
+                    raise _lost(missing, patience)
+                if waited > _REMIND_SECONDS and not has_told:
+                    has_told = True
+                    log.warning("data service: waiting for %s", "; ".join(missing))
                 time.sleep(0.005)
         finally:
             for call in calls:
@@ -214,12 +220,12 @@ def _addresses(listed: Sequence[str], received: str) -> tuple[str, ...]:
     return found
 
 
-def _lost(problems: list[str]) -> PeerLostError:
+def _lost(problems: list[str], patience: float) -> PeerLostError:
     return PeerLostError(
         "the processes of the data service to be there",
-        f"none of these within {PATIENCE_SECONDS:g} s: {'; '.join(problems)}",
+        f"none of these within {patience:g} s: {'; '.join(problems)}",
         "start them with `tfdist data-service --port PORT` or `tfdist run --data-workers N`, look "
-        "at why they ended, or leave service= out",
+        "at why they ended, leave service= out, or raise TFDIST_RENDEZVOUS_TIMEOUT",
     )
 
 
