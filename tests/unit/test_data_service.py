@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -24,6 +25,7 @@ from tfdist.data.service import Service
 from tfdist.data.service import service_of
 from tfdist.data.shipped import IndexedShipment
 from tfdist.data.shipped import Maps
+from tfdist.engine.inputs import Feed
 from tfdist.errors import ConfigError
 from tfdist.errors import PeerLostError
 from tfdist.errors import UnsupportedError
@@ -148,6 +150,27 @@ def test_the_order_of_many_examples_is_the_same_in_a_graph():
     expected = [order.indices(4, 1)[begin : begin + 23_333]]
     expected += [order.indices(4, 2)[20_001:40_002], order.indices(5, 0)[begin : begin + 23_333]]
     assert all(map(np.array_equal, found, expected))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_a_position_is_the_same_with_and_without(kind):
+    source = np.arange(ROWS) if kind == "arrays" else tf.data.Dataset.range(ROWS)
+    feeds = [
+        Feed(tf.distribute.get_strategy(), data.shard(source, service=given, **ORDER))
+        for given in (None, 2)
+    ]
+
+    def read(reading, steps=None):
+        return [np.ravel(b.unpacked(None)).tolist() for b in itertools.islice(reading, steps)]
+
+    for begun, other in (feeds, feeds[::-1]):
+        reading = begun.epoch()
+        read(reading, 3)
+        position = begun.position()
+        rest = read(reading)
+        assert len(rest) == 4
+        other.restore(position)
+        assert read(other.epoch(3)) == rest
 
 
 def test_a_late_batch_is_reached_as_fast_as_an_early_one():
