@@ -9,6 +9,7 @@ from tfdist.launch.policy import Policy
 from tfdist.launch.policy import Reaction
 
 CHIEF, PS, EVALUATOR = Task("chief", 0), Task("ps", 0), Task("evaluator", 0)
+DATA = Task("data", 0)
 ONE, TWO = Task("worker", 0), Task("worker", 1)
 SERVERS = (CHIEF, ONE, TWO, PS)
 FAIL, REPLACE, CARRY_ON = Reaction.FAIL, Reaction.REPLACE, Reaction.CARRY_ON
@@ -50,3 +51,11 @@ def test_an_evaluator_is_replaced_alone_and_never_repeats_the_training(trainers)
     assert [policy.on_failure(EVALUATOR, 1, trainers) for _ in range(2)] == [REPLACE, FAIL]
     assert policy.start_again(EVALUATOR, 1) is None
     assert Policy([ONE, EVALUATOR], 0).on_failure(EVALUATOR, 1, [ONE]) is FAIL
+
+
+def test_processes_that_make_batches_are_started_again_and_never_end_the_job():
+    policy = Policy([ONE, DATA], max_restarts=0)
+    reactions = [policy.on_failure(DATA, 137, [ONE]) for _ in range(101)]
+    assert reactions == [REPLACE] * 100 + [CARRY_ON]
+    assert policy.most_replacements(DATA) == policy.replacements(DATA) == 100
+    assert policy.on_failure(ONE, 1, [DATA]) is FAIL

@@ -29,6 +29,7 @@ VERBS = {
     "env": "Say where this process is: environment, task, cluster, strategy.",
     "doctor": "Check names, ports, peers, versions and folders before a run.",
     "run": "Run a script in a real cluster of processes on this machine.",
+    "data-service": "Make batches for processes that train, on this or other hosts.",
     "drill": "Run a script in peace and with faults, and say whether it recovered exactly.",
     "vertex": "Plan, check, render, submit and follow a custom job of Vertex AI.",
     "render": "Write a job for Kubernetes, Slurm or Ray.",
@@ -107,7 +108,7 @@ def _application(arguments: Sequence[str]) -> typer.Typer:
 
 
 def _register(app: typer.Typer, verb: str) -> None:
-    module = f"tfdist.cli.{verb}"
+    module = f"tfdist.cli.{verb.replace('-', '_')}"
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -123,7 +124,7 @@ class _NoSuchVerb(TfdistError):
     def __init__(self, verb: str):
         super().__init__(
             f"this installation of tfdist to have the verb {verb!r}",
-            f"no module tfdist.cli.{verb}",
+            f"no module tfdist.cli.{verb.replace('-', '_')}",
             "install tfdist again",
         )
 

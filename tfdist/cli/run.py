@@ -53,6 +53,9 @@ def run(
     workers: Annotated[int, typer.Option(help="Number of workers.")] = 1,
     ps: Annotated[int, typer.Option(help="Parameter servers; with any, a chief is added.")] = 0,
     evaluator: Annotated[bool, typer.Option("--evaluator", help="Add an evaluator.")] = False,
+    data_workers: Annotated[
+        int, typer.Option(help="Processes that make batches for shard(..., service=True).")
+    ] = 0,
     max_restarts: Annotated[
         int,
         typer.Option(
@@ -92,6 +95,7 @@ def run(
         workers=workers,
         ps=ps,
         evaluator=evaluator,
+        data_workers=data_workers,
         max_restarts=max_restarts,
         log_dir=log_dir,
         rendezvous_timeout=rendezvous_timeout,

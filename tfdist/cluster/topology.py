@@ -17,6 +17,9 @@ WORKER = "worker"
 PS = "ps"
 EVALUATOR = "evaluator"
 
+#: Makes batches for the others, beside the cluster; only the launcher knows it.
+DATA = "data"
+
 #: Roles in the order in which they are shown, and in which TensorFlow numbers the first two.
 ROLES = (CHIEF, WORKER, PS, EVALUATOR)
 
@@ -26,7 +29,7 @@ class Task:
     """One process of the cluster.
 
     Attributes:
-        type: One of `ROLES`.
+        type: One of `ROLES`, or `DATA`.
         index: Position among the tasks of that type, from 0.
     """
 

@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.policy import Facts
+from tfdist.data.shared import SharedArray
+from tfdist.data.shared import is_worth_sharing
 from tfdist.errors import ConfigError
 
 
@@ -21,6 +23,18 @@ class Indexed(Protocol):
 
     def batches(self, indices: tf.data.Dataset) -> tf.data.Dataset:
         """Returns a dataset of the examples at each vector of indices."""
+
+    def in_graph(self, indices: tf.data.Dataset, rows: int, near: bool) -> tf.data.Dataset:
+        """Returns the same without any Python, for another process.
+
+        Args:
+            indices: Vectors of indices.
+            rows: Length of each of them.
+            near: Whether the process is on this host, and sees the memory of this one.
+
+        Raises:
+            NotImplementedError: There is no such.
+        """
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns what tells this data from other data, fit for JSON."""
@@ -45,6 +59,7 @@ class ArraySource:
             )
         [self.length] = lengths
         self.facts = Facts(self.kind, self.length, is_indexed=True)
+        self._shared: list[SharedArray | None] | None = None
 
     def batches(self, indices: tf.data.Dataset) -> tf.data.Dataset:
         """Returns a dataset of the examples at each vector of indices."""
@@ -54,6 +69,27 @@ class ArraySource:
             return tf.nest.map_structure(
                 lambda leaf: None if leaf is None else tf.gather(leaf, rows), arrays
             )
+
+        return indices.map(gather, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+    def in_graph(self, indices: tf.data.Dataset, rows: int, near: bool) -> tf.data.Dataset:
+        """Returns the same; arrays that are not shared go with the graph."""
+        if not near:
+            return self.batches(indices)
+        if self._shared is None:
+            self._shared = [
+                SharedArray(leaf) if is_worth_sharing(leaf) else None
+                for leaf in tf.nest.flatten(self._arrays)
+            ]
+        shared, arrays = self._shared, self._arrays
+
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+        def gather(rows: Any) -> Any:
+            leaves = [
+                memory.rows(rows) if memory else None if leaf is None else tf.gather(leaf, rows)
+                for memory, leaf in zip(shared, tf.nest.flatten(arrays), strict=True)
+            ]
+            return tf.nest.pack_sequence_as(arrays, leaves)
 
         return indices.map(gather, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
@@ -104,6 +140,10 @@ class SequenceSource:
             return tf.nest.pack_sequence_as(self._first, leaves)
 
         return indices.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+    def in_graph(self, indices: tf.data.Dataset, rows: int, near: bool) -> tf.data.Dataset:
+        """There is no such: the sequence is Python."""
+        raise NotImplementedError
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns what tells this data from other data; it reads the first and last example."""

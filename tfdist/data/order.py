@@ -15,6 +15,9 @@ from tfdist.errors import ConfigError
 
 #: Orders of more numbers than this are not made as a whole.
 MOST_AT_ONCE = 1 << 17
+#: Orders of several passes that are handed on together hold about as many numbers, in so many
+#: passes at most.
+_IN_TABLE, _PASSES = 1 << 20, 256
 
 
 class Order:
@@ -84,6 +87,37 @@ class Order:
             return found
         return self._shuffled(epoch, places, self.length)
 
+    @property
+    def shuffled(self) -> int:
+        """How many numbers are put in order in every pass: of examples or, with "batch", batches.
+
+        0 where it is the order of the source.
+        """
+        if not self._shuffle:
+            return 0
+        return self.length // self.batch_size if self._shuffle == "batch" else self.length
+
+    @property
+    def by_batch(self) -> bool:
+        """Whether neighbours stay together."""
+        return self._shuffle == "batch"
+
+    @property
+    def passes_in_table(self) -> int:
+        """For how many passes `table` is made at a time."""
+        return max(1, min(_PASSES, _IN_TABLE // max(1, min(self.shuffled, MOST_AT_ONCE))))
+
+    def table(self, epoch: int) -> np.ndarray:
+        """Returns what the orders of some passes from `epoch` on follow from, a row for each.
+
+        These are the orders themselves, or, of more than `MOST_AT_ONCE` numbers, the keys of
+        `scattered`.
+        """
+        epochs = range(epoch, epoch + self.passes_in_table)
+        if self.shuffled > MOST_AT_ONCE:
+            return np.stack([_keys(self._seed, each) for each in epochs])
+        return np.stack([permutation(self.shuffled, self._seed, each) for each in epochs])
+
     def _shuffled(self, epoch: int, places: np.ndarray, count: int) -> np.ndarray:
         if count > MOST_AT_ONCE:
             return scattered(places, count, self._seed, epoch)
@@ -129,13 +163,13 @@ def scattered(places: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarr
     """
     half = np.uint64((max(2, (count - 1).bit_length()) + 1) // 2)
     mask = (np.uint64(1) << half) - np.uint64(1)
-    keys = np.frombuffer(hashlib.sha256(f"{seed}/{epoch}".encode()).digest(), "<u4", 6)
+    keys = _keys(seed, epoch)
     found = places.astype(np.uint64).reshape(-1)
     outside = np.arange(found.size)
     while outside.size:
         value = found[outside]
         left, right = value >> half, value & mask
-        for key in keys.astype(np.uint64):
+        for key in keys:
             mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)
             mixed ^= mixed >> np.uint64(32)
             mixed *= np.uint64(0xD6E8FEB86659FD93)
@@ -143,6 +177,12 @@ def scattered(places: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarr
         found[outside] = left << half | right
         outside = outside[found[outside] >= count]
     return found.astype(np.int64).reshape(places.shape)
+
+
+def _keys(seed: int, epoch: int) -> np.ndarray:
+    """Returns the keys of the six rounds, uint64."""
+    digest = hashlib.sha256(f"{seed}/{epoch}".encode()).digest()
+    return np.frombuffer(digest, "<u4", 6).astype(np.uint64)
 
 
 def shares(rows: int, replicas: int) -> list[int]:

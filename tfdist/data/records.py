@@ -118,6 +118,10 @@ class Records:
         for descriptor in getattr(self, "_descriptors", {}).values():
             os.close(descriptor)
 
+    def begins(self) -> np.ndarray:
+        """Returns where in its file each record begins, int64 [records]."""
+        return np.concatenate([index[:-1] for index in self._offsets])
+
     def read(self, rows: np.ndarray) -> list[bytes]:
         """Returns records, given their numbers."""
         files = np.searchsorted(self._ends, rows, side="right")

@@ -32,6 +32,9 @@ def report(data: Sharded, workers: int) -> str:
     seeks = data.facts.is_indexed and policy.name == "example"
     how = "goes to the next example at once" if seeks else "may have to read up to its place"
     lines.append(f"restart: {how}")
+    if data.service is not None:
+        why = data.why_no_service
+        lines.append(f"made here: {why}" if why else f"made by the data service: {data.service}")
     return "\n".join(lines)
 
 

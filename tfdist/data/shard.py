@@ -6,6 +6,7 @@ import inspect
 import numbers
 import os
 from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tfdist.data.parts import Maps
 from tfdist.data.parts import Place
 from tfdist.data.policy import POLICIES
 from tfdist.data.report import report
+from tfdist.data.service import service_of
 from tfdist.data.sharded import BUFFER
 from tfdist.data.sharded import REMAINDERS
 from tfdist.data.sharded import Sharded
@@ -42,6 +44,7 @@ def shard(
     map_batch: Callable[..., Any] | None = None,
     shuffle_buffer: int = BUFFER,
     compression: str | None = None,
+    service: bool | int | str | Sequence[str] | None = None,
 ) -> Sharded:
     """Makes data that the workers of a job read together, every example once in a pass.
 
@@ -73,6 +76,11 @@ def shard(
         map_batch: Applied to the examples that a worker has of a batch, all at once, after `map`.
         shuffle_buffer: Examples to choose from in sources that can only be read in order.
         compression: Of the files: "GZIP" or "ZLIB"; None: as they look.
+        service: Whether other processes make the batches, the same ones in the same order, by
+            `tf.data` service. True: those that `tfdist run --data-workers N` has started, or else
+            one that this process starts; a number: so many. "host:port,host:port": those of
+            `tfdist data-service`, on any hosts. Where it cannot be, because Python code makes the
+            examples, they are made here, and a warning says so.
 
     Raises:
         ConfigError: An argument cannot be right, or the source cannot be split.
@@ -104,6 +112,7 @@ def shard(
         )
     functions = [function for function in (parse or first, map) if function is not None]
     maps = Maps(tuple(functions), () if map_batch is None else (map_batch,))
+    processes = service_of(service, os.environ)
     data = Sharded(
         found,
         maps,
@@ -113,8 +122,11 @@ def shard(
         policy=policy,
         remainder=remainder,
         buffer=shuffle_buffer,
+        service=processes,
     )
     data.policy_for(workers_here()[0])  # What cannot be split is refused here.
+    if processes is not None and not data.why_no_service:
+        processes.start()  # They import TensorFlow while the model is built.
     return data
 
 

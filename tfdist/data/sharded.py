@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -18,10 +20,18 @@ from tfdist.data.parts import pad
 from tfdist.data.policy import Facts
 from tfdist.data.policy import Policy
 from tfdist.data.policy import choose
+from tfdist.data.remote import RemotePart
+from tfdist.data.service import Service
+from tfdist.data.shipped import IndexedShipment
+from tfdist.data.shipped import Shipment
+from tfdist.data.shipped import StreamShipment
+from tfdist.data.shipped import why_not
 from tfdist.data.streams import StreamPart
 from tfdist.data.world import drawn_seed
 from tfdist.data.world import workers_here
 from tfdist.errors import ConfigError
+
+log = logging.getLogger("absl")
 
 REMAINDERS = ("pad", "partial", "drop")
 #: Examples that a shuffle buffer holds unless told otherwise.
@@ -54,6 +64,7 @@ class Sharded:
         maps: What is done to a worker's examples.
         batch_size: Examples of a global batch.
         shuffle, seed, policy, remainder, buffer: As for `shard`.
+        service: The processes that make the batches, or None.
     """
 
     def __init__(
@@ -67,6 +78,7 @@ class Sharded:
         policy: str = "auto",
         remainder: str = "pad",
         buffer: int = BUFFER,
+        service: Service | None = None,
     ):
         self._source = source
         self._maps = maps
@@ -76,6 +88,7 @@ class Sharded:
         self.remainder = remainder
         self._wanted = policy
         self._buffer = buffer
+        self.service = service
         self._next = 0
         self._whole: Any = None
 
@@ -140,6 +153,7 @@ class Sharded:
             "policy": self._wanted,
             "remainder": self.remainder,
             "buffer": self._buffer,
+            "service": self.service,
         }
         return Sharded(self._source, **{**given, **changes})
 
@@ -154,48 +168,72 @@ class Sharded:
             "remainder": "drop" if self.remainder == "drop" else "keep",
         }
 
+    @functools.cached_property
+    def why_no_service(self) -> str:
+        """Why the batches are made here although others were to make them, or ""."""
+        shipment = self._made(Place(*workers_here()), 0)[1]
+        near = self.service is not None and self.service.is_near
+        why = why_not(self.facts.kind, shipment, near)
+        if why:
+            log.warning("data service: not used: %s", why)
+        return why
+
     def part(self, place: Place, seed: int) -> Any:
-        """Returns one worker's part: an `IndexedPart` or a `StreamPart`.
+        """Returns one worker's part: an `IndexedPart`, a `StreamPart` or a `RemotePart`.
 
         Args:
             place: Which.
             seed: What the orders are drawn from, the same on all workers.
         """
+        part, shipment = self._made(place, seed)
+        if self.service is None or self.why_no_service:
+            return part
+        return RemotePart(part, shipment, self.service, place.worker)
+
+    def _made(self, place: Place, seed: int) -> tuple[Any, Shipment]:
+        """Returns one worker's part for this process, and for others."""
         policy = self.policy_for(place.workers)
         drop = self.remainder == "drop"
-        facts = self.facts
+        facts, source = self.facts, self._source
         if facts.is_indexed and policy.name == "example":
             order = Order(
-                self._source.length,
+                source.length,
                 self.global_batch_size,
                 shuffle=self.shuffle,
                 seed=seed if self.shuffle else None,
                 drop=drop,
             )
-            return IndexedPart(self._source, order, place, self._maps)
+            part = IndexedPart(source, order, place, self._maps)
+            return part, IndexedShipment(source, order, place, self._maps)
         is_whole = policy.name == "example"
         lengths = None if policy.examples is None else list(policy.examples)
         if is_whole and facts.examples is not None:
             lengths = [facts.examples]
-        return StreamPart(
-            lambda epoch: self._source.examples(
-                epoch, place, policy, seed if self.shuffle else None
-            ),
-            place,
-            self._maps,
-            batch_size=self.global_batch_size,
-            is_whole=is_whole,
-            lengths=lengths,
-            drop=drop,
-            shuffle=self._buffer if self.shuffle else None,
-            seed=seed,
-        )
+
+        def stream(examples: Callable[..., tf.data.Dataset]) -> StreamPart:
+            return StreamPart(
+                lambda epoch: examples(epoch, place, policy, seed if self.shuffle else None),
+                place,
+                self._maps,
+                batch_size=self.global_batch_size,
+                is_whole=is_whole,
+                lengths=lengths,
+                drop=drop,
+                shuffle=self._buffer if self.shuffle else None,
+                seed=seed,
+            )
+
+        here = there = stream(source.examples)
+        if self.service is not None and hasattr(source, "examples_in_graph"):
+            there = stream(source.examples_in_graph)
+        # Another process might read a user's own dataset in another order.
+        return here, StreamShipment(there, is_whole=facts.kind != "records")
 
     def whole(self) -> Any:
         """Returns all of the data as the part of one worker with one replica."""
         if self._whole is None:
             # What the data looks like does not depend on the seed.
-            self._whole = self.part(Place(), 0)
+            self._whole = self._made(Place(), 0)[0]
         return self._whole
 
     def __iter__(self) -> Iterator[Any]:

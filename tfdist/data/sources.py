@@ -82,19 +82,63 @@ class RecordSource:
 
         return indices.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
+    def in_graph(self, indices: tf.data.Dataset, rows: int, near: bool) -> tf.data.Dataset:
+        """Returns the same, read by TensorFlow from its place in a file: for another process."""
+        return self._found(indices.unbatch()).batch(rows)
+
+    def _found(self, indices: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns a dataset of the record at each index, without any Python."""
+        assert self._records is not None
+        begins, paths = tf.constant(self._records.begins()), tf.constant(self._paths)
+        ends = tf.constant(np.cumsum(self._records.counts))
+
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+        def record(index: Any) -> Any:
+            file = tf.searchsorted(ends, index[tf.newaxis], side="right")[0]
+            variant = tf.raw_ops.TFRecordDatasetV2(
+                filenames=paths[file][tf.newaxis],
+                compression_type="",
+                buffer_size=tf.constant(0, tf.int64),
+                byte_offsets=begins[index][tf.newaxis],
+            )
+            spec = tf.TensorSpec([], tf.string)
+            return tf.data.experimental.from_variant(variant, spec).take(1).get_single_element()
+
+        return indices.map(record, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
     def examples(
         self, epoch: int, place: Place, policy: Policy, seed: int | None
     ) -> tf.data.Dataset:
         """Returns the records that a worker reads in a pass, files in an order of the pass."""
+        files = self._chosen(epoch, place, policy, seed)
+        if self._records is None:
+            return self._in_order(files)
+        rows = tf.data.Dataset.from_tensor_slices(self._rows(files))
+        return self.batches(rows.batch(_AT_ONCE)).unbatch()
+
+    def examples_in_graph(
+        self, epoch: int, place: Place, policy: Policy, seed: int | None
+    ) -> tf.data.Dataset:
+        """Returns the same without any Python, for another process."""
+        files = self._chosen(epoch, place, policy, seed)
+        if self._records is None:
+            return self._in_order(files)
+        return self._found(tf.data.Dataset.from_tensor_slices(self._rows(files)))
+
+    def _chosen(self, epoch: int, place: Place, policy: Policy, seed: int | None) -> list[int]:
         sizes = self.facts.counts or self.facts.sizes or ()
         mine = range(len(self._paths)) if policy.files is None else policy.files[place.worker]
         files = [index for index in mine if sizes[index]]
-        if seed is not None:
-            files = [files[index] for index in permutation(len(files), seed, epoch)]
-        if self._records is not None:
-            ends = np.cumsum(sizes)
-            rows = np.concatenate([np.arange(ends[i] - sizes[i], ends[i]) for i in files])
-            return self.batches(tf.data.Dataset.from_tensor_slices(rows).batch(_AT_ONCE)).unbatch()
+        if seed is None:
+            return files
+        return [files[index] for index in permutation(len(files), seed, epoch)]
+
+    def _rows(self, files: list[int]) -> np.ndarray:
+        counts = self.facts.counts or ()
+        ends = np.cumsum(counts)
+        return np.concatenate([np.arange(ends[i] - counts[i], ends[i]) for i in files])
+
+    def _in_order(self, files: list[int]) -> tf.data.Dataset:
         paths = tf.data.Dataset.from_tensor_slices([self._paths[index] for index in files])
         return paths.interleave(
             lambda path: tf.data.TFRecordDataset(path, self._compression, 4 << 20),

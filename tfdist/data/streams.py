@@ -69,7 +69,7 @@ class StreamPart:
         self.is_tagged = is_whole and place.workers > 1
         self._full = [sum(each) for each in spread(batch_size, place)]
         self.batches = self._count()
-        spec = self._pipeline(0).element_spec
+        spec = self.pipeline(0).element_spec
         self.spec = open_rows(spec[0] if self.is_tagged else spec)
 
     def rows(self, batch: int) -> list[list[int]] | None:
@@ -83,6 +83,16 @@ class StreamPart:
             shares(max(0, min(full, length - batch * full)), self._place.replicas)
             for full, length in zip(self._full, self._lengths, strict=True)
         ]
+
+    @property
+    def own_batches(self) -> int | None:
+        """Batches of a pass of which this worker has any example, or None if that is not known."""
+        number = self.batches
+        if number is None or self._lengths is None:
+            return None
+        while number and not sum((self.rows(number - 1) or [])[self._place.worker]):
+            number -= 1
+        return number
 
     def is_full(self, rows: list[list[int]]) -> bool:
         """Whether every worker has all the rows of a full batch."""
@@ -100,7 +110,7 @@ class StreamPart:
             batch: 0: a stream is read from its beginning.
         """
         del batch
-        return iter(as_read(self._pipeline(epoch)))
+        return iter(as_read(self.pipeline(epoch)))
 
     def _count(self) -> int | None:
         if self._lengths is None:
@@ -111,7 +121,17 @@ class StreamPart:
             return min(length // size for length, size in pairs)
         return max(-(-length // size) if size else 0 for length, size in pairs)
 
-    def _pipeline(self, epoch: int) -> tf.data.Dataset:
+    def pipeline(
+        self,
+        epoch: int,
+        choose: Callable[[tf.data.Dataset], tf.data.Dataset] = lambda batches: batches,
+    ) -> tf.data.Dataset:
+        """Returns the batches of which this worker has any example.
+
+        Args:
+            epoch: Number of the pass.
+            choose: Leaves out some, before anything is done to them.
+        """
         examples = self._make(epoch)
         if self._shuffle:
             examples = examples.shuffle(
@@ -125,7 +145,7 @@ class StreamPart:
             if self.is_tagged:
                 batches = batches.map(self._kept, num_parallel_calls=tf.data.AUTOTUNE)
                 batches = batches.filter(lambda data, tag: tf.size(tag[0]) > 0)
-        return self._maps.applied(batches, max(1, mine), tagged=self.is_tagged)
+        return self._maps.applied(choose(batches), max(1, mine), tagged=self.is_tagged)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _kept(self, *batch: Any) -> Any:

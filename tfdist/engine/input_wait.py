@@ -109,8 +109,9 @@ def tell(found: InputWait, *, warn: bool = True) -> bool:
         return False
     log.warning(
         "the input pipeline is the bottleneck: %s; give map() num_parallel_calls=tf.data.AUTOTUNE, "
-        "work on whole batches (map_batch=), keep with cache() what is the same in every pass, or "
-        "give each worker more cores",
+        "work on whole batches (map_batch=), keep with cache() what is the same in every pass, "
+        "give each worker more cores, or have other hosts make the batches (service= of "
+        "tfdist.data.shard)",
         found,
     )
     return True

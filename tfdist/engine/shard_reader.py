@@ -61,7 +61,7 @@ class ShardReader:
         self._epoch, self._batch = epoch, batch
         self._read_here = self._read_by_all = 0
         self._iterator = self._part.iterator(epoch, batch)
-        if state is not None:
+        if state is not None and not self._part.seeks:
             iterators.restore(self._iterator, state)
         elif batch and not self._part.seeks:
             log.info("reading %d batches again to find the place of pass %d", batch, epoch + 1)

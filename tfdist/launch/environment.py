@@ -7,13 +7,15 @@
 | `TFDIST_INCARNATION` | 0, then 1 after the first restart of this task, alone or with the job |
 | `TFDIST_TRAINING_ENDED` | for the evaluator: a file that appears when training has ended |
 | `TFDIST_PROGRESS` | for tasks that train: a file to which commits are added |
+| `TFDIST_DATA_SERVICE` | addresses of the processes that make batches, if the job has such |
 | `TFDIST_LAUNCHED` | 1 |
 | `TFDIST_RENDEZVOUS_TIMEOUT` | seconds to wait for the other tasks at start-up |
 | `PYTHONUNBUFFERED` | 1, so that lines arrive when they are printed |
 | `TF_CPP_MIN_LOG_LEVEL` | 1 unless set |
 | `no_proxy`, `no_grpc_proxy` | also this machine, where a proxy is set |
 
-Everything else is inherited, except what would describe another cluster.
+Everything else is inherited, except what would describe another cluster. A process that makes
+batches gets no `TF_CONFIG`, and no engine.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Mapping
 
 from tfdist.cluster.notice import PROGRESS
 from tfdist.cluster.notice import TRAINING_ENDED
+from tfdist.cluster.topology import DATA
 from tfdist.cluster.topology import EVALUATOR
 from tfdist.cluster.topology import Cluster
 from tfdist.cluster.topology import Task
@@ -56,11 +59,16 @@ class Incarnation:
     job_id: str
     addresses: Mapping[Task, str]
 
+    @property
+    def data_service(self) -> str:
+        """The addresses of the processes that make batches, `host:port,host:port`."""
+        return ",".join(a for task, a in self.addresses.items() if task.type == DATA)
+
     def cluster(self, task: Task) -> Cluster:
         """Returns the cluster as `task` is to see it."""
         by_role: dict[str, tuple[str, ...]] = {}
         for other, address in self.addresses.items():
-            if other.type != EVALUATOR:
+            if other.type not in (EVALUATOR, DATA):
                 by_role[other.type] = (*by_role.get(other.type, ()), address)
         return Cluster(environment="local", task=task, addresses=by_role)
 
@@ -89,6 +97,11 @@ def child_environment(
         TFDIST_RENDEZVOUS_TIMEOUT=f"{rendezvous_timeout:g}",
         PYTHONUNBUFFERED="1",
     )
+    if incarnation.data_service:
+        child["TFDIST_DATA_SERVICE"] = incarnation.data_service
+    if task.type == DATA:
+        del child["TF_CONFIG"]
+        child["TFDIST_ENGINE"] = "0"
     return child
 
 

@@ -39,6 +39,7 @@ from tfdist.cluster.notice import TRAINING_ENDED
 from tfdist.cluster.notice import Notices
 from tfdist.cluster.notice import Preempted
 from tfdist.cluster.topology import CHIEF
+from tfdist.cluster.topology import DATA
 from tfdist.cluster.topology import EVALUATOR
 from tfdist.cluster.topology import Task
 from tfdist.errors import EXIT_USAGE
@@ -58,6 +59,7 @@ from tfdist.launch.registry import guarded
 from tfdist.launch.restarts import Restarts
 from tfdist.launch.signals import Inbox
 from tfdist.launch.signals import inbox
+from tfdist.launch.spec import Command
 from tfdist.launch.spec import LaunchSpec
 from tfdist.launch.supervisor import Outcome
 from tfdist.launch.supervisor import Supervisor
@@ -189,10 +191,14 @@ class _Job:
             environ[PROGRESS] = notices.progress
         if task.type == CHIEF:
             environ[SILENT_TASKS] = notices.silent_tasks
-        try:
-            process = TaskProcess(
-                task, bootstrap_command(self._spec.command), environ, output, stdin=alone
+        command = self._spec.command
+        if task.type == DATA:
+            host, _, port = self._addresses[task].rpartition(":")
+            command = Command(
+                "tfdist.data.server", ("--host", host, "--port", port), is_module=True
             )
+        try:
+            process = TaskProcess(task, bootstrap_command(command), environ, output, stdin=alone)
         except OSError as error:
             raise TfdistError(f"room for the process of {task}", str(error)) from error
         pump.add(output, *process.detach_pipes())

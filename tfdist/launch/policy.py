@@ -8,6 +8,7 @@
 | | the last `worker` | the job has failed |
 | | a server, after the chief has ended with 0 | nothing: the work is done |
 | any | `evaluator` | it is started again alone, `max_restarts` times; then the job has failed |
+| any | `data` | it is started again alone, many times; then the others go on |
 | any | a task that was used wrongly (exit code 2) | the job has failed, and is not tried again |
 
 A job that has failed is started again as a whole, `max_restarts` times, unless only the
@@ -21,11 +22,16 @@ import enum
 from collections.abc import Collection
 
 from tfdist.cluster.topology import CHIEF
+from tfdist.cluster.topology import DATA
 from tfdist.cluster.topology import EVALUATOR
 from tfdist.cluster.topology import PS
 from tfdist.cluster.topology import WORKER
 from tfdist.cluster.topology import Task
 from tfdist.errors import EXIT_USAGE
+
+#: How often a process that makes batches is started again: without one the others cannot go on,
+#: and those that read from it say so themselves.
+_DATA_RESTARTS = 100
 
 
 class Reaction(enum.Enum):
@@ -62,6 +68,11 @@ class Policy:
             code: Its exit code.
             others: Tasks that run, or are about to be started again.
         """
+        if failed.type == DATA:
+            if self._replaced[failed] >= _DATA_RESTARTS:
+                return Reaction.CARRY_ON
+            self._replaced[failed] += 1
+            return Reaction.REPLACE
         serves = self._has_servers and failed.type in (WORKER, PS)
         if serves and all(task.type != CHIEF for task in others):
             return Reaction.CARRY_ON
@@ -79,6 +90,10 @@ class Policy:
     def replacements(self, task: Task) -> int:
         """Returns how often `task` has been started again alone."""
         return self._replaced[task]
+
+    def most_replacements(self, task: Task) -> int:
+        """Returns how often `task` may be started again alone."""
+        return _DATA_RESTARTS if task.type == DATA else self.max_restarts
 
     def start_again(self, failed: Task, code: int) -> int | None:
         """Returns the number of the next restart of a job that has failed, if there is one.

@@ -9,6 +9,7 @@ import math
 import os
 
 from tfdist.cluster.topology import CHIEF
+from tfdist.cluster.topology import DATA
 from tfdist.cluster.topology import EVALUATOR
 from tfdist.cluster.topology import PS
 from tfdist.cluster.topology import WORKER
@@ -53,6 +54,8 @@ class LaunchSpec:
         workers: Number of `worker` tasks, at least 1.
         ps: Number of `ps` tasks. With any, a `chief` task that coordinates is added.
         evaluator: Whether to add an `evaluator` task beside the cluster.
+        data_workers: Number of processes beside the cluster that make batches for
+            `tfdist.data.shard(..., service=True)`.
         max_restarts: How often the whole job may be started again after a failure, and alone the
             evaluator and each worker of a cluster with parameter servers.
         log_dir: Directory for one log file per task, or None.
@@ -69,6 +72,7 @@ class LaunchSpec:
     workers: int = 1
     ps: int = 0
     evaluator: bool = False
+    data_workers: int = 0
     max_restarts: int = 0
     log_dir: str | None = None
     rendezvous_timeout: float = 300.0
@@ -79,6 +83,7 @@ class LaunchSpec:
     def __post_init__(self) -> None:
         _check_at_least("--workers", self.workers, 1, "write --workers 1 or more")
         _check_at_least("--ps", self.ps, 0, "write --ps 0 or more")
+        _check_at_least("--data-workers", self.data_workers, 0, "write --data-workers 0 or more")
         _check_at_least("--max-restarts", self.max_restarts, 0, "write --max-restarts 0 or more")
         _check_at_least("--grace", self.grace, 0, "write seconds, for example --grace 20")
         _check_at_least("--backoff", self.backoff, 0, "write seconds, for example --backoff 1")
@@ -97,6 +102,7 @@ class LaunchSpec:
         """The tasks to start, one process each."""
         chiefs = 1 if self.ps else 0
         counts = {CHIEF: chiefs, WORKER: self.workers, PS: self.ps, EVALUATOR: int(self.evaluator)}
+        counts[DATA] = self.data_workers
         return tuple(Task(role, index) for role, n in counts.items() for index in range(n))
 
 

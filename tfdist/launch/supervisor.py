@@ -8,6 +8,7 @@
   that has heard the news (`notice`) is given the time it needs.
 - A worker beside a `ps` that says nothing any more (it is stopped, its disk hangs) is killed: as
   long as it is there, TensorFlow waits for it wherever it tells all workers something.
+- A process that makes batches is stopped when nobody is left who may read them.
 - A signal to the launcher goes to all tasks; SIGTERM to servers only when the chief has ended, who
   needs them to save. Who is left after `grace` is killed; a second signal
   kills at once.
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 
 from tfdist.cluster.notice import Notices
 from tfdist.cluster.topology import CHIEF
+from tfdist.cluster.topology import DATA
 from tfdist.cluster.topology import EVALUATOR
 from tfdist.cluster.topology import PS
 from tfdist.cluster.topology import WORKER
@@ -109,6 +111,7 @@ class Supervisor:
             self._kill_stuck()
             self._notice_ends()
             self._start_due()
+            self._stop_data()
             if not self._running and not self._coming:
                 return Outcome(self._failed, self._signal)
             wake_at = min([self._stop_overdue(), *self._coming.values()])
@@ -142,8 +145,9 @@ class Supervisor:
             for process in self._running:
                 # A lost console or terminal is no reason that a task would know of.
                 forwarded = number if number == signal.SIGINT else signal.SIGTERM
-                serves = has_chief and process.task.type in (WORKER, PS)
-                if number == signal.SIGINT or not (serves and self._has_servers):
+                serves = has_chief and process.task.type in (WORKER, PS) and self._has_servers
+                waits = process.task.type == DATA or (serves and number != signal.SIGINT)
+                if not waits:
                     process.signal_group(forwarded)
                 process.stopped = True
                 process.term_at = None
@@ -181,7 +185,7 @@ class Supervisor:
             self._say(f"{task} ended with {how}; the others go on without it")
         else:
             failed.signal_group(signal.SIGKILL)  # what it has started and left behind
-            times = f"{self._policy.replacements(task)} of {self._policy.max_restarts}"
+            times = f"{self._policy.replacements(task)} of {self._policy.most_replacements(task)}"
             self._say(f"{task} ended with {how}; starting it again, {times}")
             self._coming[task] = time.monotonic() + REPLACE_SECONDS
 
@@ -198,7 +202,7 @@ class Supervisor:
         self._failed = failed
         self._coming.clear()
         running = self._running
-        others = ", ".join(str(process.task) for process in running)
+        others = ", ".join(str(each.task) for each in running if each.task.type != DATA)
         wait = f"; the others ({others}) have {self._grace:g} s to end" if others else ""
         what = f"failed with {failed.exit}"
         if failed.exit == Exit(EXIT_PREEMPTED):
@@ -206,6 +210,16 @@ class Supervisor:
         self._say(f"{failed.task} {what}{wait}")
         for process in running:
             self._schedule_stop(process, self._grace)
+
+    def _stop_data(self) -> None:
+        """Stops the processes that make batches when nobody is left who may read them."""
+        tasks = [process.task for process in self._running] + list(self._coming)
+        if all(task.type == DATA for task in tasks):
+            self._coming.clear()
+            for process in self._running:
+                # It holds nothing that could be lost, and ends at once.
+                process.stopped = True
+                process.signal_group(signal.SIGKILL)
 
     def _release_servers(self) -> None:
         """Sets a limit for tasks that are of no use any more."""
@@ -216,6 +230,8 @@ class Supervisor:
         self._coming = {t: at for t, at in self._coming.items() if t.type == EVALUATOR}
         self._notices.tell_end()
         for process in self._running:
+            if process.task.type == DATA:
+                continue
             evaluates = process.task.type == EVALUATOR
             self._schedule_stop(process, EVALUATOR_SECONDS if evaluates else SERVER_SECONDS)
 
