@@ -743,6 +743,22 @@ def test_the_command_line_shows_lines_under_names_and_ends_with_the_jobs_code(tm
     assert wrong.stderr.startswith("tfdist: error: Expected a CustomJob with jobSpec.")
 
 
+def test_a_console_that_is_slow_to_read_gets_every_line(tmp_path):
+    body = custom_job(pool("for line in range(40_000): print('line', line)"))
+    process = subprocess.Popen(
+        command(body, tmp_path),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with process:
+        assert process.stdout is not None
+        time.sleep(4)  # longer than the job takes, and than pipes without a writer are waited for
+        lines = process.stdout.read().decode().splitlines()
+        assert process.wait(DEADLINE) == 0
+    assert lines == [f"[chief] line {line}" for line in range(40_000)]
+
+
 def test_an_interrupt_cancels_the_job(tmp_path):
     body = custom_job(pool(f"print('up', flush=True); {WAIT}"))
     process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from tfdist.state.provenance import Provenance
 from tfdist.vertex.local import Host
 from tfdist.vertex.local import JobState
 from tfdist.vertex.local import LocalJob
+from tfdist.vertex.local.job import Buckets
 
 pytestmark = pytest.mark.timeout(280)
 DEADLINE = 120.0
@@ -117,7 +119,12 @@ class Outcome:
 
 
 def train(
-    directory: Path, program: str, roles: Mapping[int, int], *kills: str, **scheduling: Any
+    directory: Path,
+    program: str,
+    roles: Mapping[int, int],
+    *kills: str,
+    buckets: Buckets = "local",
+    **scheduling: Any,
 ) -> Outcome:
     """Trains; kills one replica after the other, each when a new commit is there.
 
@@ -125,7 +132,8 @@ def train(
         directory: Of the job.
         program: The script, or a config of the trainer.
         roles: Position of a pool to its number of replicas.
-        kills: Names of replicas.
+        kills: Names of replicas; of those of an emulator's job, each in an epoch after the last.
+        buckets: What the job's bucket is.
         scheduling: Of the job.
     """
     directory.mkdir()
@@ -146,6 +154,7 @@ def train(
         directory=directory,
         environ={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         runner=runner,
+        buckets=buckets,
         say=news.append,
         show=lines.append,
     )
@@ -154,12 +163,17 @@ def train(
     def said() -> str:
         return "\n".join([*news, *lines[-80:]])
 
+    def signs() -> set[str]:
+        if buckets == "local":
+            return {path.name for path in output.glob("checkpoints/backup/step-*")}
+        return {line for line in lines if re.search(r"Epoch [2-9]/", line)}
+
     until = time.monotonic() + DEADLINE
     job.start()
     try:
         seen: set[str] = set()
         for replica in kills:
-            while not (new := {p.name for p in output.glob("checkpoints/backup/step-*")} - seen):
+            while not (new := signs() - seen):
                 assert time.monotonic() < until and not job.state.is_final, said()
                 time.sleep(0.01)
             seen |= new
@@ -228,3 +242,13 @@ def test_a_lost_worker_of_parameter_servers_is_replaced_while_training_goes_on(t
     assert any("worker 1 has ended with exit code 137" in line for line in outcome.news)
     assert sum("worker 1 is process" in line for line in outcome.news) == 2
     assert sum("chief is process" in line for line in outcome.news) == 1
+
+
+@pytest.mark.slow
+def test_the_trainer_goes_on_from_a_bucket_as_from_a_directory(tmp_path):
+    peace = train(tmp_path / "peace", DIGITS, {0: 1})
+    killed = train(tmp_path / "killed", DIGITS, {0: 1}, *["workerpool0-0"] * 2, buckets="emulator")
+    assert len(killed.incarnations) == 3
+    assert_equal(killed.weights(), peace.weights())
+    tables = [(each.output / "logs" / "history.csv").read_text() for each in (peace, killed)]
+    assert tables[0] == tables[1]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tfdist.vertex.config import load as load
     from tfdist.vertex.jobs import JobName as JobName
     from tfdist.vertex.jobs import JobStatus as JobStatus
+    from tfdist.vertex.local.job import LocalJob as LocalJob
     from tfdist.vertex.logs import LogReader as LogReader
     from tfdist.vertex.plan import Plan as Plan
     from tfdist.vertex.plan import plan as plan
@@ -49,6 +50,7 @@ _PUBLIC = {
     "JobResult": "tfdist.vertex.wait",
     "JobSpec": "tfdist.vertex.spec",
     "JobStatus": "tfdist.vertex.jobs",
+    "LocalJob": "tfdist.vertex.local.job",
     "LogReader": "tfdist.vertex.logs",
     "Pace": "tfdist.vertex.wait",
     "Plan": "tfdist.vertex.plan",

@@ -14,6 +14,7 @@ import json
 import os
 import selectors
 import threading
+import time
 from collections.abc import Callable
 from io import FileIO
 from typing import Any
@@ -28,6 +29,7 @@ SEVERITIES = (
 )
 _PLAIN = ("DEFAULT", "DEBUG", "INFO", "NOTICE")
 _READ = 64 * 1024
+_STEP_SECONDS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +108,8 @@ class Reader:
         self._lock = threading.Lock()
         self._added: list[_Stream] = []
         self._open = 0
+        self._count = 0  # of what was read
+        self._is_showing = False
         self._idle = threading.Event()
         self._idle.set()
         self._closed = False
@@ -122,9 +126,20 @@ class Reader:
             self._idle.clear()
         self._wake()
 
-    def drain(self, seconds: float) -> bool:
-        """Waits until all pipes have ended and all is shown; returns whether that is so."""
-        return self._idle.wait(seconds)
+    def drain(self, seconds: float, hurry: threading.Event) -> None:
+        """Waits until all pipes have ended and all is shown.
+
+        Args:
+            seconds: How long to wait for pipes from which nothing comes: somebody outside of the
+                job holds them. A console that is slow to read is waited for.
+            hurry: Ends the wait when it is set.
+        """
+        seen, since = self._count, time.monotonic()
+        while not self._idle.wait(_STEP_SECONDS) and not hurry.is_set():
+            if self._count != seen or self._is_showing:
+                seen, since = self._count, time.monotonic()
+            elif time.monotonic() - since > seconds:
+                return
 
     def close(self) -> None:
         """Ends the thread. Pipes that somebody outside the job still holds are closed."""
@@ -161,6 +176,7 @@ class Reader:
             data = os.read(stream.read_end, _READ)
         except BlockingIOError:
             return
+        self._count += 1
         lines = stream.lines.feed(data) if data else stream.lines.finish()
         if lines:
             self._take(stream, lines)
@@ -202,8 +218,10 @@ class Reader:
     def _print(self, text: str) -> None:
         if self._show is None:
             return
+        self._is_showing = True
         try:
             self._show(text)
         except OSError:
             self._show = None
             self._broken()
+        self._is_showing = False

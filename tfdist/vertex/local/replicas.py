@@ -133,6 +133,7 @@ class Replicas:
             time.sleep(_STEP_SECONDS)
             running = [process for process in running if not process.poll()]
         self._clear(processes)
+        self._reader.drain(_DRAIN_SECONDS, hurry)
         self._processes.clear()
 
     def _start(self, replica: Replica) -> None:
@@ -152,7 +153,7 @@ class Replicas:
         self._say(f"{replica} is process {process.pid} at {self._addresses[replica]}")
 
     def _clear(self, processes: list[ReplicaProcess]) -> None:
-        """Kills the processes and what they have started, and waits for their last lines."""
+        """Kills the processes and what they have started."""
         for process in processes:
             process.signal_group(signal.SIGKILL)
         marks = [self._mark(process.replica) for process in processes]
@@ -161,8 +162,6 @@ class Replicas:
             with contextlib.suppress(ChildProcessError):
                 process.poll()
             process.reap()
-        if len(processes) == len(self._processes):
-            self._reader.drain(_DRAIN_SECONDS)
 
     def _mark(self, replica: Replica) -> str:
         return f"HOSTNAME={self._identity.host_name(replica)}"
