@@ -406,3 +406,27 @@ def test_a_strategy_that_would_wait_for_ever_is_refused(strategy, roles, word):
             )
         )
     assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("jobset", ("spec", "failurePolicy", "maxRestart"), 1),
+        ("jobset", ("spec", "replicatedJobs", 0, "template", "spec", "completion"), 1),
+        ("jobset", ("spec", "replicatedJobs", 0, "replicas"), "1"),
+        ("job", ("spec", "podFailurePolicy", "rule"), []),
+        ("job", ("spec", "template", "spec", "containers", 0, "arg"), []),
+        ("tfjob", ("spec", "runPolicy", "backofLimit"), 1),
+        ("tfjob", ("spec", "tfReplicaSpecs", "Chief", "replicas"), 2),
+        ("tfjob", ("spec", "tfReplicaSpecs", "Chief", "template", "spec", "container"), []),
+    ],
+)
+def test_the_schemas_see_a_mistake(kind, path, value):
+    document = next(d for d in case("sync", kind) if d["kind"] != "Service")
+    check_document(document)
+    place: Any = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(Exception):  # noqa: B017 of three packages
+        check_document(document)
