@@ -283,17 +283,11 @@ def test_digits_trains_on_two_nodes(slurm, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["requeue", "time limit"])
-def test_a_job_that_is_stopped_saves_and_goes_on_where_it_was(slurm, tmp_path, how):
-    # A minute is the shortest limit; Slurm sends the signal up to a minute early.
-    limit = {"slurm.time_limit": "2m", "slurm.save_seconds": 70} if how == "time limit" else {}
-    text = training(
-        tmp_path, **{"training.epochs": 200, "output.backup": 10, "training.verbose": 2}, **limit
-    )
+def test_a_training_that_is_requeued_goes_on_where_it_was(slurm, tmp_path):
+    text = training(tmp_path, **{"training.epochs": 200, "output.backup": 10})
     job = slurm.submit(text, tmp_path)
     wait_for_text(tmp_path, "Epoch 3/", 120)
-    if how == "requeue":
-        slurm.run("scontrol", "requeue", str(job))
+    slurm.run("scontrol", "requeue", str(job))
     wait_for_text(tmp_path, "preempted at step", 90)
     step = int(re.findall(r"preempted at step (\d+)", log_of(tmp_path))[0])
     slurm.wait_for(job, ("PENDING",), 60)
