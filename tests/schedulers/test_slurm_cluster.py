@@ -179,6 +179,7 @@ def test_a_mistake_in_the_configuration_ends_the_job_for_good(slurm, tmp_path):
     assert slurm.field(job, "Restarts") == "0"
 
 
+@pytest.mark.slow  # Slurm waits ten seconds before it starts a job again.
 def test_a_failure_is_tried_again_as_often_as_was_said(slurm, tmp_path):
     job = slurm.submit(failing(tmp_path, 7, 9, max_restarts=1), tmp_path)
     assert slurm.wait(job, 60) == ("FAILED", 9), log_of(tmp_path)
