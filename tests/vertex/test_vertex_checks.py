@@ -70,6 +70,7 @@ BROKEN = [
     ("empty-pool-between", {"pools": pools(ps=N1, evaluator=N1)}),
     ("pool-replicas", {"pools": pools(worker=times(N1, 0))}),
     ("pool-replicas", {"pools": pools(worker=N1, evaluator=times(N1, -2))}),
+    ("pool-replicas", {"pools": pools(worker=times(N1, 10**12))}),
     (
         "ps-with-reduction-server",
         {"pools": pools(A100, worker=A100, ps=N1, reduction_server=REDUCERS)},
@@ -197,6 +198,7 @@ BROKEN = [
     ("accelerator", {"pools": pools(gpus("g2-standard-8", "L4", 1))}),
     ("accelerator", {"pools": pools(gpus("g2-standard-8", "nvidia-l4", 1))}),
     ("accelerator", {"pools": pools(gpus("g2-standard-8", "NVIDIA_L4", 0))}),
+    ("accelerator", {"pools": pools(gpus("n5-standard-8", "NVIDIA_L4", 10**10))}),
     ("machine-accelerator", {"pools": pools(Pool(machine_type="a2-highgpu-1g"))}),
     ("machine-accelerator", {"pools": pools(gpus("a2-highgpu-1g", "NVIDIA_TESLA_A100", 2))}),
     ("machine-accelerator", {"pools": pools(gpus("a2-ultragpu-1g", "NVIDIA_TESLA_A100", 1))}),
@@ -281,6 +283,7 @@ BROKEN = [
     ("timeout", {"scheduling": Scheduling(timeout=0)}),
     ("timeout", {"scheduling": Scheduling(timeout=-5)}),
     ("timeout", {"scheduling": Scheduling(timeout="a week")}),
+    ("timeout", {"scheduling": Scheduling(timeout=10**12)}),
     ("max-wait", {"scheduling": Scheduling(max_wait="soon")}),
     ("flex-start-accelerator", {"scheduling": Scheduling(strategy="flex_start")}),
     (
@@ -383,6 +386,7 @@ def test_a_prebuilt_image_is_good_until_its_last_day():
 # --- jobs that pass with a doubt --------------------------------------------------------------
 
 DOUBTED = [
+    ("pool-replicas", {"pools": pools(worker=times(N1, 1001))}),
     ("evaluators", {"pools": pools(evaluator=times(N1, 2))}),
     (
         "step-restart",
@@ -410,6 +414,8 @@ DOUBTED = [
     ("arguments", {"args": ("$HOME/data",)}),
     ("arguments", {"args": ("--out=$(AIP_MODEL_DIR)",)}),
     ("arguments", {"command": ("train", "&&", "evaluate")}),
+    ("trainer-config", {"args": ("--set", "training.epochs=3")}),
+    ("trainer-config", {"args": ("--log_dir=gs://my-bucket/logs",)}),
     ("module", {"module": "mine.task"}),
     ("machine-type", {"pools": pools(Pool(machine_type="n5-standard-8"))}),
     ("machine-type", {"pools": pools(Pool(machine_type="n1-standard-2"))}),

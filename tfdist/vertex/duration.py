@@ -6,6 +6,9 @@ import re
 
 from tfdist.errors import ConfigError
 
+#: What protobuf takes, 10,000 years.
+LONGEST = 315_576_000_000
+
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _PART = re.compile(
     r"([0-9]+(?:\.[0-9]+)?)\s*(d(?:ays?)?|h(?:ours?)?|m(?:in(?:utes?)?)?|s(?:ec(?:onds?)?)?)(?![a-z]),?"
@@ -26,16 +29,22 @@ def seconds(value: int | str) -> int:
         129600
     """
     if isinstance(value, int) and not isinstance(value, bool):
-        return value
+        return _possible(value, value)
     text = str(value).strip().lower()
     if text.isdecimal():
-        return int(text)
+        return _possible(int(text), value)
     parts = _PART.findall(text)
     if not parts or _PART.sub("", text).strip():
         raise ConfigError(
             "a length of time", repr(value), "write seconds, or for example 36h, 7d or 1d 12h"
         )
-    return round(sum(float(number) * _UNITS[unit[0]] for number, unit in parts))
+    return _possible(round(sum(float(number) * _UNITS[unit[0]] for number, unit in parts)), value)
+
+
+def _possible(length: int, given: int | str) -> int:
+    if length > LONGEST:
+        raise ConfigError("a length of time", repr(given), "write for example 36h or 7d")
+    return length
 
 
 def shown(length: int) -> str:

@@ -6,10 +6,12 @@ Addresses are made up; who is there is what counts. A local run with real addres
 
 from __future__ import annotations
 
+import functools
 import json
 
 from tfdist.cluster.detect import detect
 from tfdist.cluster.topology import Cluster
+from tfdist.strategies import registry
 from tfdist.strategies.choose import VARIABLE
 from tfdist.strategies.choose import Choice
 from tfdist.strategies.choose import choose
@@ -20,6 +22,8 @@ from tfdist.vertex.spec import REDUCTION_SERVER
 from tfdist.vertex.spec import JobSpec
 
 PORT = 2222
+#: Replicas of a pool that are looked at: to reason about more takes long and teaches nothing.
+MOST = 1000
 
 #: Variables that tell a replica who it is.
 WHO_AM_I = ("CLUSTER_SPEC", "TF_CONFIG", "TFDIST_CLUSTER")
@@ -38,7 +42,8 @@ def cluster_of(spec: JobSpec, role: str) -> Cluster:
     description = {
         "cluster": {
             f"workerpool{POOL_INDEX[each]}": [
-                f"workerpool{POOL_INDEX[each]}-{index}:{PORT}" for index in range(pool.replicas)
+                f"workerpool{POOL_INDEX[each]}-{index}:{PORT}"
+                for index in range(min(pool.replicas, MOST))
             ]
             for each, pool in spec.pools
         },
@@ -58,16 +63,20 @@ def choice_of(spec: JobSpec, role: str) -> Choice:
         ClusterError: The pools make no cluster.
         StrategyError: The strategy that the job asks for cannot run there.
     """
-    from tfdist.strategies import registry
-
     return choose(
         cluster_of(spec, role),
         name=spec.strategy or requested({VARIABLE: spec.env.get(VARIABLE, "")}),
         replicas=spec.strategy_replicas,
-        known=registry.names(),
+        known=_known(),
     )
 
 
 def programs(spec: JobSpec) -> tuple[str, ...]:
     """Returns the roles that run the user's program."""
     return tuple(role for role, _ in spec.pools if role != REDUCTION_SERVER)
+
+
+@functools.cache
+def _known() -> tuple[str, ...]:
+    """Returns the names of strategies; to look for plug-ins reads the files of every package."""
+    return registry.names()

@@ -14,6 +14,8 @@ from tfdist.vertex.facts import GPU
 from tfdist.vertex.facts import Machine
 from tfdist.vertex.spec import Accelerator
 
+#: More than any machine or slice has.
+_MOST = 100_000
 #: How long before its end an accelerator is worth a word.
 _NOTICE = datetime.timedelta(days=365)
 
@@ -35,9 +37,9 @@ def accelerator(job: Job) -> Findings:
                 f"{role}.accelerator.type={given.type!r}",
                 f"did you mean {close[0]}" if close else f"one of {', '.join(known)}",
             )
-        if given.count < 1:
+        if not 1 <= given.count <= _MOST:
             yield problem(
-                "at least one accelerator in each machine",
+                f"at least one accelerator in each machine, and at most {_MOST}",
                 f"{role}.accelerator.count={given.count}",
                 f"leave vertex.pools.{role}.accelerator out, or set its count",
             )
@@ -116,7 +118,7 @@ def accelerator_ended(job: Job) -> Findings:
         if known is None or known.ends is None:
             continue
         where = f"{known.name} in {role}"
-        if job.today >= known.ends:
+        if job.today > known.ends:
             yield problem(
                 "an accelerator that can still be had",
                 f"{where}, which ended on {known.ends}",

@@ -19,6 +19,9 @@ from tfdist.vertex.spec import POOL_INDEX
 from tfdist.vertex.spec import REDUCTION_SERVER
 from tfdist.vertex.spec import JobSpec
 
+#: Whoever writes so many replicas has slipped.
+_IMPOSSIBLE = 1_000_000
+
 
 @rule("one-primary")
 def one_primary(job: Job) -> Findings:
@@ -76,6 +79,12 @@ def pool_replicas(job: Job) -> Findings:
                 f"at least one replica of {role}",
                 f"{role}.replicas={replicas}",
                 f"leave vertex.pools.{role} out, or give it machines",
+            )
+        if replicas > roles.MOST:
+            yield (doubt if replicas < _IMPOSSIBLE else problem)(
+                "a number of machines that the project's quota has",
+                f"{role}.replicas={replicas}",
+                f"check vertex.pools.{role}.replicas",
             )
 
 

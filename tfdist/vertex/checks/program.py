@@ -9,6 +9,7 @@ from tfdist.vertex.checks.rules import Job
 from tfdist.vertex.checks.rules import doubt
 from tfdist.vertex.checks.rules import problem
 from tfdist.vertex.checks.rules import rule
+from tfdist.vertex.config import TRAINER
 
 #: Linux takes no longer word in a command line: MAX_ARG_STRLEN, with its ending NUL.
 LONGEST_WORD = 131_071
@@ -19,6 +20,8 @@ _VARIABLE = re.compile(r"(?:^|=)\$\{?[A-Za-z_]")
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _SHELLS = ("sh", "bash", "dash", "zsh")
 _OPERATORS = ("|", "||", "&&", ";", ">", ">>", "<", "2>&1")
+#: Flags of trainer.task beside --config.
+_TRAINER_FLAGS = {"--set", "--model-dir", "--checkpoint-dir", "--log-dir"}
 _QUOTES = ("'", '"')
 
 
@@ -81,6 +84,22 @@ def _as_written(where: str, word: str) -> Findings:
         )
 
 
+@rule("trainer-config")
+def trainer_config(job: Job) -> Findings:
+    """The trainer is given a config."""
+    spec = job.spec
+    names = {word.partition("=")[0].replace("_", "-") for word in spec.args}
+    if spec.command or spec.module != TRAINER or names.isdisjoint(_TRAINER_FLAGS):
+        return
+    if "--config" not in names:
+        yield doubt(
+            "--config among the arguments of the trainer: vertex.args replaces what tfdist passes",
+            f"args={list(spec.args)}",
+            "leave vertex.args out and write the changes into the config, or pass them with --set "
+            "to tfdist vertex",
+        )
+
+
 @rule("command")
 def command(job: Job) -> Findings:
     """The first word of the command is a program."""
@@ -115,7 +134,7 @@ def module(job: Job) -> Findings:
         if _MODULE.fullmatch(plain):
             fix = f"write {plain}"
         yield problem("the name of a Python module", f"module={given!r}", fix)
-    elif given != "trainer.task" and job.spec.code == "image" and not job.spec.command:
+    elif given != TRAINER and job.spec.code == "image" and not job.spec.command:
         yield doubt(
             "vertex.module with vertex.code: package; an image runs its entry point",
             f"module={given!r}",
