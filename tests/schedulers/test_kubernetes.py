@@ -14,6 +14,7 @@ from tests.schedulers.schemas import check_document
 from tfdist.cluster import detect
 from tfdist.errors import ConfigError
 from tfdist.schedulers import kubernetes
+from tfdist.schedulers import manifest
 from tfdist.schedulers import plan as plans
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +60,7 @@ FULL = {
     "timeout_seconds": 86400,
     "keep_seconds": 3600,
 }
+TFJOB = "kubernetes.kind=tfjob"
 CASES = {
     "sync": (DIGITS, {"image": "tfdist:1", "roles": SYNC}),
     "servers": (FLIGHTS, {"image": "tfdist:1", "roles": SERVERS}),
@@ -135,9 +137,9 @@ def test_every_document_is_valid_by_its_schema(name, kind):
     documents = case(name, kind)
     for document in documents:
         check_document(document)
-    read = list(yaml.safe_load_all(kubernetes.text(documents, "yaml")))
+    read = list(yaml.safe_load_all(manifest.text(documents, "yaml")))
     assert read == documents
-    told = json.loads(kubernetes.text(documents, "json"))
+    told = json.loads(manifest.text(documents, "json"))
     assert (told["items"] if told["kind"] == "List" else [told]) == documents
 
 
@@ -145,7 +147,7 @@ def test_every_document_is_valid_by_its_schema(name, kind):
 @pytest.mark.parametrize("name", ["sync", "servers"])
 def test_documents_are_those_that_were_looked_at(name, kind):
     path = GOLDEN / f"{name}-{kind}.yaml"
-    assert kubernetes.text(case(name, kind)) == path.read_text(), f"look at {path} again"
+    assert manifest.text(case(name, kind)) == path.read_text(), f"look at {path} again"
 
 
 @pytest.mark.parametrize("kind", ["jobset", "job"])
@@ -191,7 +193,7 @@ def test_words_and_variables_arrive_as_they_were_written(kind):
     section = {**FULL, "args": odd, "name": "odd"}
     if kind == "job":
         del section["queue"]
-    text = kubernetes.text(render(DIGITS, section, kind))
+    text = manifest.text(render(DIGITS, section, kind))
     documents = list(yaml.safe_load_all(text))
     containers = list(_containers(documents))
     assert len(containers) == 3
@@ -285,6 +287,11 @@ def test_a_tfjob_has_the_operators_names():
     assert {role: spec["restartPolicy"] for role, spec in specs.items()} == {
         "Chief": "ExitCode", "Worker": "Always", "PS": "Always", "Evaluator": "ExitCode",
     }  # fmt: skip
+    # Servers and workers that always start again must be stopped when the chief has ended.
+    assert job["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
+    overrides = [f"kubernetes.{key}={json.dumps(value)}" for key, value in FULL.items()]
+    (synchronous,) = kubernetes.render(*plans.load(DIGITS, "kubernetes", [*overrides, TFJOB]))
+    assert synchronous["spec"]["runPolicy"]["cleanPodPolicy"] == "None"
     for container in _containers(job):
         assert container["name"] == "tensorflow"
         assert container["ports"] == [{"name": "tfjob-port", "containerPort": 2222}]
@@ -406,3 +413,27 @@ def test_a_strategy_that_would_wait_for_ever_is_refused(strategy, roles, word):
             )
         )
     assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("jobset", ("spec", "failurePolicy", "maxRestart"), 1),
+        ("jobset", ("spec", "replicatedJobs", 0, "template", "spec", "completion"), 1),
+        ("jobset", ("spec", "replicatedJobs", 0, "replicas"), "1"),
+        ("job", ("spec", "podFailurePolicy", "rule"), []),
+        ("job", ("spec", "template", "spec", "containers", 0, "arg"), []),
+        ("tfjob", ("spec", "runPolicy", "backofLimit"), 1),
+        ("tfjob", ("spec", "tfReplicaSpecs", "Chief", "replicas"), 2),
+        ("tfjob", ("spec", "tfReplicaSpecs", "Chief", "template", "spec", "container"), []),
+    ],
+)
+def test_the_schemas_see_a_mistake(kind, path, value):
+    document = next(d for d in case("sync", kind) if d["kind"] != "Service")
+    check_document(document)
+    place: Any = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(Exception):  # noqa: B017 of three packages
+        check_document(document)

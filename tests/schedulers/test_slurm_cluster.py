@@ -179,11 +179,81 @@ def test_a_mistake_in_the_configuration_ends_the_job_for_good(slurm, tmp_path):
     assert slurm.field(job, "Restarts") == "0"
 
 
+@pytest.mark.slow  # Slurm waits ten seconds before it starts a job again.
 def test_a_failure_is_tried_again_as_often_as_was_said(slurm, tmp_path):
     job = slurm.submit(failing(tmp_path, 7, 9, max_restarts=1), tmp_path)
     assert slurm.wait(job, 60) == ("FAILED", 9), log_of(tmp_path)
     assert slurm.field(job, "Restarts") == "1"
     assert "ended with exit code 7: queued again" in log_of(tmp_path)
+
+
+SAVE = """
+import os, signal, sys, time
+from tfdist.cluster import detect
+task = detect().task
+start = os.environ.get("SLURM_RESTART_COUNT", "0")
+def save(*_):
+    time.sleep(2)  # Servers must still be there.
+    open(f"saved-{start}", "w").close()
+    sys.exit(143)
+if task.type == "chief":
+    signal.signal(signal.SIGTERM, save)
+open(f"up-{start}-{task.type}", "w").close()
+deadline = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < deadline:
+    time.sleep(0.1)
+    if task.type in ("worker", "ps") and os.path.exists(f"saved-{start}"):
+        open(f"served-{start}-{task.type}", "w").close()
+        sys.exit(0)
+sys.exit(9)
+"""
+ROLES = ("chief", "evaluator", "ps", "worker")
+
+
+def saving(directory: Path, seconds: int, **settings: Any) -> str:
+    return script(
+        directory,
+        {
+            "slurm.roles": {role: {} for role in ROLES},
+            "slurm.tasks_per_node": 2,
+            "slurm.command": PROBE,
+            "slurm.args": [SAVE, str(seconds)],
+            "slurm.max_restarts": 0,  # After a preemption that is no limit.
+            **{f"slurm.{key}": value for key, value in settings.items()},
+        },
+    )
+
+
+def wait_for_files(directory: Path, names: list[str], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while missing_ones := [name for name in names if not (directory / name).exists()]:
+        assert time.monotonic() < deadline, f"no {missing_ones} in:\n{log_of(directory)}"
+        time.sleep(0.1)
+
+
+def test_a_job_that_is_queued_again_or_cancelled_has_time_to_save(slurm, tmp_path):
+    job = slurm.submit(saving(tmp_path, 30), tmp_path)
+    wait_for_files(tmp_path, [f"up-0-{role}" for role in ROLES], 20)
+    slurm.run("scontrol", "requeue", str(job))
+    wait_for_files(tmp_path, ["saved-0", "served-0-ps", "served-0-worker"], 10)
+    wait_for_files(tmp_path, [f"up-1-{role}" for role in ROLES], 40)
+    slurm.run("scancel", str(job))
+    wait_for_files(tmp_path, ["saved-1", "served-1-ps", "served-1-worker"], 10)
+    slurm.wait_for(job, ("CANCELLED",), 20)
+    assert slurm.field(job, "Restarts") == "1"
+
+
+@pytest.mark.slow  # It waits: a minute is the shortest limit.
+def test_before_the_time_limit_a_job_saves_and_is_queued_again(slurm, tmp_path):
+    text = saving(tmp_path, 110, time_limit="2m", save_seconds=60)
+    job = slurm.submit(text, tmp_path)
+    wait_for_files(tmp_path, [f"up-0-{role}" for role in ROLES], 20)
+    wait_for_files(tmp_path, ["saved-0", "served-0-ps", "served-0-worker"], 100)
+    assert "the time limit is near: saving" in log_of(tmp_path)
+    wait_for_files(tmp_path, [f"up-1-{role}" for role in ROLES], 40)
+    assert "ended with exit code 143: queued again, after 0 restarts" in log_of(tmp_path)
+    slurm.run("scancel", str(job))
+    slurm.wait_for(job, ("CANCELLED",), 20)
 
 
 def training(directory: Path, **more: Any) -> str:
@@ -214,17 +284,11 @@ def test_digits_trains_on_two_nodes(slurm, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["requeue", "time limit"])
-def test_a_job_that_is_stopped_saves_and_goes_on_where_it_was(slurm, tmp_path, how):
-    # A minute is the shortest limit; Slurm sends the signal up to a minute early.
-    limit = {"slurm.time_limit": "2m", "slurm.save_seconds": 70} if how == "time limit" else {}
-    text = training(
-        tmp_path, **{"training.epochs": 200, "output.backup": 10, "training.verbose": 2}, **limit
-    )
+def test_a_training_that_is_requeued_goes_on_where_it_was(slurm, tmp_path):
+    text = training(tmp_path, **{"training.epochs": 200, "output.backup": 10})
     job = slurm.submit(text, tmp_path)
     wait_for_text(tmp_path, "Epoch 3/", 120)
-    if how == "requeue":
-        slurm.run("scontrol", "requeue", str(job))
+    slurm.run("scontrol", "requeue", str(job))
     wait_for_text(tmp_path, "preempted at step", 90)
     step = int(re.findall(r"preempted at step (\d+)", log_of(tmp_path))[0])
     slurm.wait_for(job, ("PENDING",), 60)

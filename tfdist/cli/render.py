@@ -76,8 +76,9 @@ def app_register(app: typer.Typer) -> None:
 
 def _kubernetes(made: Plan, section: Any, form: str) -> str:
     from tfdist.schedulers import kubernetes
+    from tfdist.schedulers import manifest
 
-    return kubernetes.text(kubernetes.render(made, section), form)
+    return manifest.text(kubernetes.render(made, section), form)
 
 
 def _slurm(made: Plan, section: Any, form: str) -> str:

@@ -2,7 +2,7 @@
 
     plan, section = plan.load("configs/flights-kubernetes.yaml", "kubernetes")
     documents = render(plan, section)
-    print(text(documents, "yaml"))
+    print(tfdist.schedulers.manifest.text(documents, "yaml"))
 
 Every pod of a JobSet or an indexed Job gets a `TF_CONFIG`: all of it is known when the job is
 written but the index of the pod, which Kubernetes puts in the place of `$(TFDIST_TASK_INDEX)`. The
@@ -31,10 +31,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Sequence
 from typing import Any
-
-import yaml
 
 from tfdist.cluster.topology import CHIEF
 from tfdist.cluster.topology import EVALUATOR
@@ -48,8 +45,6 @@ from tfdist.schedulers import pods
 from tfdist.schedulers.plan import Plan
 from tfdist.schedulers.plan import RolePlan
 from tfdist.schedulers.sections import Kubernetes
-
-FORMATS = ("yaml", "json")
 
 #: Where `Dockerfile` has its image work, so that relative directories are below it.
 _IMAGE_DIRECTORY = "/workspace"
@@ -81,27 +76,6 @@ def render(plan: Plan, section: Kubernetes) -> list[dict[str, Any]]:
     return [_jobset(name, plan, section)]
 
 
-def text(documents: Sequence[dict[str, Any]], form: str = "yaml") -> str:
-    """Returns documents as one file that `kubectl apply` takes.
-
-    Args:
-        documents: From `render`.
-        form: "yaml" or "json".
-    """
-    if form == "json":
-        whole: Any = documents[0]
-        if len(documents) > 1:
-            whole = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
-        return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
-    written = [
-        yaml.dump(
-            document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000, indent=2
-        )
-        for document in documents
-    ]
-    return "# Written by: tfdist render --for kubernetes\n" + "---\n".join(written)
-
-
 def warnings(plan: Plan, section: Kubernetes) -> tuple[str, ...]:
     """Returns what looks wrong without being an error, one sentence each."""
     found = []
@@ -119,6 +93,11 @@ def warnings(plan: Plan, section: Kubernetes) -> tuple[str, ...]:
         found.append(
             "Jobs know nothing of each other: when the chief is preempted, servers and workers end "
             "and nobody starts them again. A JobSet (--kind jobset) does."
+        )
+    if section.kind == "tfjob" and plan.has_parameter_servers and EVALUATOR in plan.roles:
+        found.append(
+            "A TFJob with parameter servers stops its evaluator with the chief, perhaps before "
+            "the last checkpoint is evaluated. A JobSet (--kind jobset) waits for it."
         )
     return tuple(found)
 
@@ -268,9 +247,11 @@ def _tf_config(
 
 
 def _tfjob(name: str, plan: Plan, section: Kubernetes) -> dict[str, Any]:
-    # An evaluator has the last checkpoint before it when the chief ends.
+    # An evaluator has the last checkpoint before it when the chief ends. Servers and their workers
+    # would wait for another chief for ever.
+    leave = EVALUATOR in plan.roles and not plan.has_parameter_servers
     policy: dict[str, Any] = {
-        "cleanPodPolicy": "None" if EVALUATOR in plan.roles else "Running",
+        "cleanPodPolicy": "None" if leave else "Running",
         "backoffLimit": plan.restarts * plan.size,
     }
     if section.timeout_seconds is not None:
@@ -395,23 +376,3 @@ def _check_volumes(section: Kubernetes) -> None:
             raise ConfigError(
                 "sub_path relative to the volume, without ..", repr(volume.sub_path), "correct it"
             )
-
-
-class _Dumper(yaml.SafeDumper):
-    """YAML in which texts cannot be taken for anything else, by YAML 1.1 or 1.2."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9/_.-]*")
-_WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf")
-
-
-def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    plain = _PLAIN.fullmatch(value) and value.lower() not in _WORDS
-    style = None if plain else '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-
-_Dumper.add_representer(str, _represent_text)
