@@ -47,7 +47,9 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--commits", type=int, default=8, help="of each case (8)")
     parser.add_argument("--every", type=int, help="steps from one commit to the next")
-    parser.add_argument("--no-jit", action="store_true", help="without XLA; Keras's default is with")
+    parser.add_argument(
+        "--no-jit", action="store_true", help="without XLA; Keras's default is with"
+    )
     parser.add_argument("--directory", default=None, help="where to write (a temporary one)")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A commit that is written late holds what variables were at its boundary, whatever changed them."""
+"""A commit that is written late holds what variables were at its boundary."""
 
 from __future__ import annotations
 

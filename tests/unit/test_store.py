@@ -300,7 +300,8 @@ def test_a_program_that_ends_completes_what_it_submitted_at_once(tmp_path):
     code = (
         "import sys, numpy as np; from tfdist.state.writer import AsyncWriter;"
         "from tfdist.state.store import Store, Snapshot;"
-        "AsyncWriter(Store(sys.argv[1])).submit(Snapshot(1, {}, {'w': np.ones(1 << 20)}), spent=60.0)"
+        "state = Snapshot(1, {}, {'w': np.ones(1 << 20)});"
+        "AsyncWriter(Store(sys.argv[1])).submit(state, spent=60.0)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
     assert steps(Store(tmp_path)) == [1]
