@@ -3,14 +3,15 @@
     python benchmarks/commits.py [--json FILE] [--cases small large small-2 large-2] [--commits 8]
 
 A multilayer perceptron of 21 M or 0.8 M parameters trains with Adam (the state is 250 or 9.5 MB)
-inside `fit`, with `BackupAndRestore`, in one process on all cores, or as two workers, each pinned to
-a core. Steps are timed from batch end to batch end, on the chief, for which all others wait.
+inside `fit`, with `BackupAndRestore`, under `tfdist run`: in one process on all cores, or as two
+workers, each pinned to a core. Steps are timed from batch end to batch end, on the chief, for which
+all others wait.
 
 A commit is in flight from the boundary at which it is asked for until it is durable. Its *rise* is
-the mean of the steps that lie in that time, even in part, over the mean of as many undisturbed steps
-before and after it; the step that takes the snapshot is one of them, and is told apart as well, in
-multiples of the undisturbed median. 1.10 is a step time that rises by 10 %. Printed are medians over
-commits. As control, `quiet` does the same arithmetic between commits, where nothing is written.
+the mean of the steps that lie in that time, even in part, over the mean of as many undisturbed ones
+before and after it; the step that takes the snapshot is among them, and is told apart as well, in
+multiples of the undisturbed median. 1.10 is a step time that rises by 10 %. Printed are medians of
+commits. As control, `quiet` compares undisturbed steps after a commit with those before.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     command += ["--no-jit"] if options.no_jit else []
     with tempfile.TemporaryDirectory(prefix="commits-", dir=options.directory) as directory:
         command += ["--directory", directory]
-        start = ["-m", "tfdist", "run", "--workers", str(workers)] if workers > 1 else []
+        start = ["-m", "tfdist", "run", "--workers", str(workers)]
         paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
         done = subprocess.run(
             [sys.executable, *start, *command],

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -281,6 +282,32 @@ def test_a_commit_takes_a_small_share_of_a_core_unless_somebody_waits_for_it(tmp
     assert paced_seconds(Store(tmp_path / "spent"), nothing, spent=0.1) > 2.0
     for name, impatient in (("wait", AsyncWriter.wait), ("newer", newer)):
         assert paced_seconds(Store(tmp_path / name), impatient, spent=60.0) < 20.0
+
+
+def test_what_is_lent_is_copied_at_once_into_memory_that_is_used_again(tmp_path):
+    class Lent(np.ndarray):
+        """Can be asked whether somebody holds it."""
+
+    addresses = set()
+    with AsyncWriter(Store(tmp_path)) as writer:
+        for step in (1, 2):
+            lent = np.full((3, 5), float(step)).T.view(Lent)
+            held = weakref.ref(lent)
+            arrays = {"w": lent, "s": np.array([b"a"], object), "n": np.array(step, np.int8)}
+            writer.submit(Snapshot(step, {}, arrays), spent=60.0, is_lent=True)
+            del lent, arrays
+            deadline = time.monotonic() + 20
+            while held() is not None and time.monotonic() < deadline:
+                time.sleep(0.001)
+            assert held() is None and not writer.is_idle
+            address = writer._memory["w"].ctypes.data
+            writer.wait()
+            found = Store(tmp_path).read_latest()
+            assert found is not None and found[1].step == step
+            assert found[1].arrays["w"].tolist() == [[step] * 3] * 5
+            assert found[1].arrays["s"].tolist() == [b"a"] and found[1].arrays["n"] == step
+            addresses.add(address)
+    assert len(addresses) == 1
 
 
 def test_what_went_wrong_in_the_background_is_raised_at_the_next_submit(tmp_path):

@@ -265,7 +265,9 @@ class BackupAndRestore(Watcher):
             wait: Whether to return when the commit is durable, on the chief.
         """
         writer = self._writer
-        if writer is not None and is_asynchronous(training.model.distribute_strategy):
+        # What servers have sent is nobody else's.
+        is_lent = not is_asynchronous(training.model.distribute_strategy)
+        if writer is not None and not is_lent:
             # A table on servers may be so large that there is room for one copy only.
             self._told(writer.wait)
         began = time.perf_counter()
@@ -278,7 +280,7 @@ class BackupAndRestore(Watcher):
         snapshot = Snapshot(found.step, found.facts, found.arrays)
         spent = time.perf_counter() - began
         for _ in range(2):  # Who learns that the last one failed has to submit again.
-            if self._told(lambda: writer.submit(snapshot, spent=spent)):
+            if self._told(lambda: writer.submit(snapshot, spent=spent, is_lent=is_lent)):
                 break
         if wait or not self.asynchronous:
             self._told(writer.wait)

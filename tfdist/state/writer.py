@@ -7,17 +7,25 @@
 One thread writes. It takes a small share of a core (`pace.py`), at a low priority, and lets the
 other threads run nearly all the time: they are asked to wait for it for microseconds, not for the
 length of a write. Where somebody waits for a commit, it is written as fast as can be.
+
+Arrays that are the memory of variables are copied first, at full speed, while training goes on: its
+next update finds most of that memory free again, and writes in place. What it does not find free
+it leaves alone, so the copy is right however late it is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Mapping
 from types import TracebackType
+
+import numpy as np
 
 from tfdist.errors import StaleWriterError
 from tfdist.state.commit import Commit
@@ -33,6 +41,13 @@ _NICENESS = 15
 _NAP = 0.1
 
 Work = Snapshot | Callable[[Store], Commit | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Submitted:
+    work: Work
+    spent: float
+    is_lent: bool
 
 
 class AsyncWriter:
@@ -58,7 +73,8 @@ class AsyncWriter:
         self._store = store
         self._on_commit = on_commit
         self._changed = threading.Condition()
-        self._waiting: tuple[Work, float] | None = None
+        self._waiting: _Submitted | None = None
+        self._memory: dict[str, np.ndarray] = {}  # Of copies; fresh memory is dear.
         self._is_writing = False
         self._impatient = 0  # Threads that wait for all to be durable.
         self._error: BaseException | None = None
@@ -69,7 +85,7 @@ class AsyncWriter:
         with self._changed:
             return not self._is_writing and self._waiting is None
 
-    def submit(self, work: Work, *, spent: float = 0.0) -> None:
+    def submit(self, work: Work, *, spent: float = 0.0, is_lent: bool = False) -> None:
         """Has `work` committed, and returns at once.
 
         Args:
@@ -77,6 +93,7 @@ class AsyncWriter:
                 writing thread.
             spent: Seconds for which training has waited for the snapshot. The longer, the slower
                 it is written, so that it takes the same share of the time.
+            is_lent: Whether others want the memory of the arrays back; they are copied at once.
 
         Raises:
             Exception: What the write before this one failed with; `work` is then not taken, nor
@@ -88,7 +105,7 @@ class AsyncWriter:
                 self._is_writing = True
                 # A list, which can be emptied: a thread holds its arguments until it ends. Not a
                 # daemon: a program that ends first completes what it has submitted.
-                first = [(work, spent)]
+                first = [_Submitted(work, spent, is_lent)]
                 threading.Thread(target=self._write_all, args=[first], name="tfdist-commit").start()
                 return
             if self._waiting is not None:
@@ -97,7 +114,7 @@ class AsyncWriter:
                     "a commit was skipped: the one before is still being written to %s",
                     self._store.directory,
                 )
-            self._waiting = work, spent
+            self._waiting = _Submitted(work, spent, is_lent)
             self._changed.notify_all()  # Who writes makes haste.
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -149,25 +166,31 @@ class AsyncWriter:
         except Exception as late:
             log.error("the last commit failed: %s", late)
 
-    def _write_all(self, first: list[tuple[Work, float]]) -> None:
-        # Threads that this one starts inherit it.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        taken: tuple[Work, float] | None = first.pop()
-        while taken is not None:
-            error = self._write(*taken)
+    def _write_all(self, queue: list[_Submitted]) -> None:
+        while queue:
+            error = self._write(queue)
             with self._changed:
                 if error is not None:
                     self._error, self._waiting = error, None
-                taken, self._waiting = self._waiting, None
-                if taken is None:
+                if self._waiting is not None:
+                    queue.append(self._waiting)
+                    self._waiting = None
+                else:
                     self._is_writing = False
                     self._changed.notify_all()
 
-    def _write(self, work: Work, spent: float) -> BaseException | None:
+    def _write(self, queue: list[_Submitted]) -> BaseException | None:
         try:
+            taken = queue.pop()
+            work, pace = taken.work, Pace(self._rest, taken.spent)
+            if taken.is_lent and isinstance(work, Snapshot):
+                work = dataclasses.replace(work, arrays=self._copied(work.arrays))
+            del taken  # And with it what was lent.
+            # Only now: nobody can take this back. Threads that this one starts inherit it.
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
             if isinstance(work, Snapshot):
-                commit: Commit | None = self._store.write(work, pace=Pace(self._rest, spent))
+                commit: Commit | None = self._store.write(work, pace=pace)
             else:
                 commit = work(self._store)
             if commit is not None:
@@ -177,6 +200,19 @@ class AsyncWriter:
         except BaseException as error:
             return error
         return None
+
+    def _copied(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Copies arrays into memory that is used again for the next commit."""
+        copies = {}
+        for name, array in arrays.items():
+            old = self._memory.get(name)
+            if old is not None and (old.shape, old.dtype) == (array.shape, array.dtype):
+                np.copyto(old, array)
+                copies[name] = old
+            else:
+                copies[name] = np.array(array, order="C")
+        self._memory = copies
+        return copies
 
     def _rest(self, seconds: float) -> None:
         """Lets time pass, unless somebody waits for the commit."""
