@@ -11,7 +11,8 @@ A commit is in flight from the boundary at which it is asked for until it is dur
 the mean of the steps that lie in that time, even in part, over the mean of as many undisturbed ones
 before and after it; the step that takes the snapshot is among them, and is told apart as well, in
 multiples of the undisturbed median. 1.10 is a step time that rises by 10 %. Printed are medians of
-commits. As control, `quiet` compares undisturbed steps after a commit with those before.
+commits; `median step` compares medians of steps instead of means, which on a machine that others
+use say little. As control, `quiet` compares undisturbed steps after a commit with those before.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def line(name: str, result: dict[str, Any]) -> str:
     rises = [commit["rise"] for commit in result["commits"]]
     return (
         f"{name:8} step {result['step_ms']:6.1f} ms; during a commit x {middle('rise'):.3f} "
-        f"({min(rises):.2f} to {max(rises):.2f}), quiet x {middle('quiet'):.3f}; "
+        f"({min(rises):.2f} to {max(rises):.2f}; median step x {middle('typical'):.3f}), "
+        f"quiet x {middle('quiet'):.3f}; "
         f"its first step x {middle('first'):.2f}, the longest x {middle('longest'):.2f}, "
         f"longest of the quiet x {middle('quiet_longest'):.2f}; {middle('steps'):.0f} steps, "
         f"{middle('seconds'):.2f} s; idle before {100 * result['idle_before']:.0f} %"
@@ -200,6 +202,7 @@ def evaluate(ends: list[float], asked: list[int], durable: list[float]) -> dict[
         commits.append(
             {
                 "rise": statistics.mean(inside) / statistics.mean(around),
+                "typical": statistics.median(inside) / statistics.median(around),
                 "quiet": control,
                 "first": inside[0] / quiet,
                 "longest": max(inside) / quiet,
