@@ -2,8 +2,8 @@
 
 Training wants every core, so what a commit takes from it is spread over time. For each second that
 its thread has spent on a core, and for each that training has waited for the snapshot, there are
-20 seconds from its beginning to its end: steps become 5 % longer at most, but for copies that
-updates have to make, and a state of 250 MB is written in six to eight seconds.
+16 seconds from its beginning to its end: steps become 6 % longer, not counting copies that
+updates have to make, and a state of 250 MB is written in five to ten seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 #: The part of one core that a commit may take while it is written.
-_SHARE = 0.05
+_SHARE = 1 / 16
 #: Bytes between two looks at the clock: a millisecond of work.
 PIECE = 1 << 20
 
