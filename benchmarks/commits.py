@@ -1,12 +1,18 @@
-"""What a training step pays for commits in the background.
+"""What training pays for commits in the background: the rise of the time of a step.
 
-    python benchmarks/commits.py [--json] [--rounds 8] [--directory DIR] [--pinned | --unpinned]
+    python benchmarks/commits.py [--json FILE] [--cases small large small-2 large-2] [--commits 8]
 
-A multilayer perceptron of 20 million parameters trains with Adam (the state is 240 MB). Rounds of
-steps without a commit and rounds that last as long as one takes are run in turns, so that both
-see the same machine. Each worker process is pinned to one core, or free on all. Printed are medians
-of a step and the ratio; a ratio of 1.10 is a step time that rises by 10 %. Last come the commits
-themselves: what the copy costs that the caller has to make, and how long one takes.
+A multilayer perceptron of 21 M or 0.8 M parameters trains with Adam (the state is 250 or 9.5 MB)
+inside `fit`, with `BackupAndRestore`, under `tfdist run`: in one process on all cores, or as two
+workers, each pinned to a core. Steps are timed from batch end to batch end, on the chief, for which
+all others wait.
+
+A commit is in flight from the boundary at which it is asked for until it is durable. Its *rise* is
+the mean of the steps that lie in that time, even in part, over the mean of as many undisturbed ones
+before and after it; the step that takes the snapshot is among them, and is told apart as well, in
+multiples of the undisturbed median. 1.10 is a step time that rises by 10 %. Printed are medians of
+commits; `median step` compares medians of steps instead of means, which on a machine that others
+use say little. As control, `quiet` compares undisturbed steps after a commit with those before.
 """
 
 from __future__ import annotations
@@ -14,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -24,146 +29,189 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sync_contenders import machine  # noqa: E402
+
 BATCH = 64
-WIDTH = 3100
+#: Width of the two hidden layers, workers, steps from one commit to the next.
+CASES = {
+    "small": (512, 1, 500),
+    "large": (4096, 1, 80),
+    "small-2": (512, 2, 300),
+    "large-2": (4096, 2, 60),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds of each kind (8)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a round without (2)")
+    parser.add_argument("--json", metavar="FILE", help="write all measurements")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--commits", type=int, default=8, help="of each case (8)")
+    parser.add_argument("--every", type=int, help="steps from one commit to the next")
+    parser.add_argument(
+        "--no-jit", action="store_true", help="without XLA; Keras's default is with"
+    )
     parser.add_argument("--directory", default=None, help="where to write (a temporary one)")
-    kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--pinned", action="store_true", help="on one core only")
-    kinds.add_argument("--unpinned", action="store_true", help="on all cores only")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print("RESULT " + json.dumps(measure(options)))
+        found = measure(options)
+        if found is not None:
+            print("RESULT " + json.dumps(found), flush=True)
         return 0
-    names = ["pinned", "unpinned"]
-    if options.pinned or options.unpinned:
-        names = ["pinned"] if options.pinned else ["unpinned"]
-    results = {name: run(options, is_pinned=name == "pinned") for name in names}
+    results = {}
+    for name in options.cases:
+        idle = machine.idle_share()
+        results[name] = {**run(name, options), "idle_before": idle}
+        print(line(name, results[name]), flush=True)
+    print(f"{os.cpu_count()} cores, {machine.cpu()}; load now {machine.load():.2f}")
     if options.json:
-        print(json.dumps(results))
-        return 0
-    for name, result in results.items():
-        print(
-            f"{name:9} step {result['quiet_ms']:6.1f} ms, during commits "
-            f"{result['busy_ms']:6.1f} ms: x {result['ratio']:.3f} "
-            f"(rounds {min(result['ratios']):.2f} to {max(result['ratios']):.2f}); "
-            f"a commit of {result['megabytes']:.0f} MB takes {result['commit_s']:.1f} s, "
-            f"{result['alone_s']:.2f} s alone; copying {result['copy_ms']:.0f} ms"
-        )
+        Path(options.json).write_text(json.dumps(results, indent=1), encoding="utf-8")
     return 0
 
 
-def run(options: argparse.Namespace, is_pinned: bool) -> dict[str, Any]:
-    """Measures in a process of its own."""
-    command = [sys.executable, __file__, "--child", "--rounds", str(options.rounds)]
-    command += ["--seconds", str(options.seconds)]
-    if options.directory:
-        command += ["--directory", options.directory]
-    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    if is_pinned:
-        command = ["taskset", "-c", str(max(os.sched_getaffinity(0))), *command]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1800)
-    for line in done.stdout.splitlines():
-        if line.startswith("RESULT "):
-            return dict(json.loads(line.removeprefix("RESULT ")))
+def line(name: str, result: dict[str, Any]) -> str:
+    def middle(key: str) -> float:
+        return statistics.median(commit[key] for commit in result["commits"])
+
+    rises = [commit["rise"] for commit in result["commits"]]
+    return (
+        f"{name:8} step {result['step_ms']:6.1f} ms; during a commit x {middle('rise'):.3f} "
+        f"({min(rises):.2f} to {max(rises):.2f}; median step x {middle('typical'):.3f}), "
+        f"quiet x {middle('quiet'):.3f}; "
+        f"its first step x {middle('first'):.2f}, the longest x {middle('longest'):.2f}, "
+        f"longest of the quiet x {middle('quiet_longest'):.2f}; {middle('steps'):.0f} steps, "
+        f"{middle('seconds'):.2f} s; idle before {100 * result['idle_before']:.0f} %"
+    )
+
+
+def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Measures one case in processes of its own."""
+    workers = CASES[name][1]
+    command = [__file__, "--child", name, "--commits", str(options.commits)]
+    command += ["--every", str(options.every)] if options.every else []
+    command += ["--no-jit"] if options.no_jit else []
+    with tempfile.TemporaryDirectory(prefix="commits-", dir=options.directory) as directory:
+        command += ["--directory", directory]
+        start = ["-m", "tfdist", "run", "--workers", str(workers)]
+        paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+        done = subprocess.run(
+            [sys.executable, *start, *command],
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            timeout=1200,
+        )
+    for text in done.stdout.splitlines():
+        if "RESULT " in text:
+            return dict(json.loads(text.partition("RESULT ")[2]))
     raise SystemExit(f"the measurement failed:\n{done.stdout}\n{done.stderr}")
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Trains, and returns the result on the chief."""
+    import tfdist
+
+    width, workers, every = CASES[options.child]
+    every = options.every or every
+    if workers > 1:
+        cores = sorted(os.sched_getaffinity(0))
+        rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    tfdist.activate()
+    scope = tfdist.strategy().scope() if workers > 1 else None
+    import contextlib
+
+    import keras
     import numpy as np
     import tensorflow as tf
 
-    from tfdist.state.store import Snapshot
-    from tfdist.state.store import Store
-    from tfdist.state.writer import AsyncWriter
+    ends: list[float] = []
+    asked: list[int] = []
+    durable: list[float] = []
 
-    cores = len(os.sched_getaffinity(0))
-    tf.config.threading.set_intra_op_parallelism_threads(cores)
-    tf.config.threading.set_inter_op_parallelism_threads(cores)
-    import keras
+    class Clock(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            ends.append(time.perf_counter())
 
-    model = keras.Sequential(
-        [
-            keras.Input((784,)),
-            keras.layers.Dense(WIDTH, activation="relu"),
-            keras.layers.Dense(WIDTH, activation="relu"),
-            keras.layers.Dense(WIDTH, activation="relu"),
-            keras.layers.Dense(10),
-        ]
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(1e-4), loss)
-    x = np.random.default_rng(0).random((BATCH, 784), "float32")
-    y = np.arange(BATCH) % 10
-    batch = (tf.constant(x), tf.constant(y))
-    model.optimizer.build(model.trainable_variables)
-    step = tf.function(model.train_step)
+    class Backup(tfdist.callbacks.BackupAndRestore):
+        def commit(self, training: Any, *, wait: bool = False) -> None:
+            asked.append(len(ends) - 1)
+            super().commit(training, wait=wait)
 
-    directory = tempfile.mkdtemp(prefix="commits-", dir=options.directory)
-    writer = AsyncWriter(Store(directory))
-    copies: list[float] = []
+        def _note_commit(self, commit: Any) -> None:
+            durable.append(time.perf_counter())
+            super()._note_commit(commit)
 
-    def snapshot(number: int) -> Snapshot:
-        began = time.perf_counter()
-        arrays = writer.copy(
+    keras.utils.set_random_seed(1)
+    with scope or contextlib.nullcontext():
+        layers = [keras.layers.Dense(width, activation="relu") for _ in range(2)]
+        model = keras.Sequential([keras.Input((1024,)), *layers, keras.layers.Dense(10)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        jit = False if options.no_jit else "auto"
+        model.compile(keras.optimizers.Adam(1e-4), loss, jit_compile=jit)
+    x = np.random.default_rng(0).standard_normal((8 * BATCH * workers, 1024), "float32")
+    y = np.arange(8 * BATCH * workers) % 10
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH * workers).repeat()
+    steps = every * (options.commits + 2) + 2
+    backup = Backup(os.path.join(options.directory, "backup"), save_every=every)
+    model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=[Clock(), backup])
+    if not durable:
+        return None
+    return {
+        "megabytes": 4e-6 * sum(v.shape.num_elements() for v in map(_raw, _state(model))),
+        **evaluate(ends, asked, durable),
+    }
+
+
+def _state(model: Any) -> list[Any]:
+    return [*model.variables, *model.optimizer.variables]
+
+
+def _raw(variable: Any) -> Any:
+    return variable.value
+
+
+def evaluate(ends: list[float], asked: list[int], durable: list[float]) -> dict[str, Any]:
+    """Returns what the commits cost; the first is left out.
+
+    Args:
+        ends: When steps ended, in seconds.
+        asked: After which steps commits were asked for.
+        durable: When each was durable.
+    """
+    times = [b - a for a, b in zip(ends, ends[1:], strict=False)]  # times[i]: step i to i + 1.
+    spans = []
+    for begin, end in zip(asked, durable, strict=False):
+        last = next((i for i, each in enumerate(ends) if each >= end), len(ends) - 1)
+        spans.append((begin, max(last, begin + 1)))
+    busy = {i for begin, end in spans for i in range(begin, end)}
+    quiet = statistics.median(t for i, t in enumerate(times) if i not in busy and i > 20)
+    commits = []
+    for number, (begin, end) in enumerate(spans[1:-1], start=1):
+        before = range(max(spans[number - 1][1] + 1, begin - (end - begin)), begin)
+        after = range(end + 1, min(spans[number + 1][0], end + 1 + end - begin))
+        inside = times[begin:end]
+        around = [times[i] for i in (*before, *after)]
+        if len(around) < 4:
+            continue
+        control = statistics.mean(times[i] for i in after) / statistics.mean(
+            times[i] for i in before
+        )
+        commits.append(
             {
-                v.path: tf.convert_to_tensor(v.value)
-                for v in model.variables + model.optimizer.variables
+                "rise": statistics.mean(inside) / statistics.mean(around),
+                "typical": statistics.median(inside) / statistics.median(around),
+                "quiet": control,
+                "first": inside[0] / quiet,
+                "longest": max(inside) / quiet,
+                "quiet_longest": max(around) / quiet,
+                "steps": len(inside),
+                "seconds": durable[number] - ends[begin],
             }
         )
-        copies.append(time.perf_counter() - began)
-        return Snapshot(number, {"epoch": 0}, arrays)
-
-    commits: list[float] = []
-
-    def round_of(is_busy: bool) -> float:
-        """Returns the median time of a step."""
-        times = []
-        began = time.perf_counter()
-        if is_busy:
-            writer.submit(snapshot(len(commits)))
-        while not writer.is_idle if is_busy else time.perf_counter() < began + options.seconds:
-            start = time.perf_counter()
-            step(batch)
-            times.append(time.perf_counter() - start)
-        if is_busy:
-            commits.append(time.perf_counter() - began)
-        return statistics.median(times)
-
-    try:
-        for _ in range(5):
-            step(batch)
-        began = time.perf_counter()
-        state = snapshot(0)
-        writer.submit(state)
-        writer.wait()
-        alone = time.perf_counter() - began
-        round_of(False)
-        pairs = [(round_of(False), round_of(True)) for _ in range(options.rounds)]
-        writer.close()
-    finally:
-        shutil.rmtree(directory)
-    quiet, busy = (statistics.median(values) for values in zip(*pairs, strict=True))
-    ratios = [b / q for q, b in pairs]
-    return {
-        "quiet_ms": 1e3 * quiet,
-        "busy_ms": 1e3 * busy,
-        "ratio": statistics.median(ratios),
-        "ratios": ratios,
-        "megabytes": sum(array.nbytes for array in state.arrays.values()) / 1e6,
-        "commit_s": statistics.median(commits),
-        "alone_s": alone,
-        "copy_ms": 1e3 * statistics.median(copies),
-        "cores": cores,
-    }
+    return {"step_ms": 1e3 * quiet, "commits": commits}
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
@@ -264,18 +265,22 @@ class BackupAndRestore(Watcher):
             wait: Whether to return when the commit is durable, on the chief.
         """
         writer = self._writer
-        if writer is not None and is_asynchronous(training.model.distribute_strategy):
+        # What servers have sent is nobody else's.
+        is_lent = not is_asynchronous(training.model.distribute_strategy)
+        if writer is not None and not is_lent:
             # A table on servers may be so large that there is room for one copy only.
             self._told(writer.wait)
-        found = training.capture(copy=None if writer is None else writer.copy)
+        began = time.perf_counter()
+        found = training.capture()
         self._schedule.begin(training.step)
         if writer is None or found is None:
             return
         if self._record is not None:
             self._record.saved(training.step)
         snapshot = Snapshot(found.step, found.facts, found.arrays)
+        spent = time.perf_counter() - began
         for _ in range(2):  # Who learns that the last one failed has to submit again.
-            if self._told(lambda: writer.submit(snapshot)):
+            if self._told(lambda: writer.submit(snapshot, spent=spent, is_lent=is_lent)):
                 break
         if wait or not self.asynchronous:
             self._told(writer.wait)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfdist.engine import spread
 from tfdist.engine.inventory import FIRST
@@ -36,7 +37,7 @@ class Position:
     Attributes:
         step: Batches trained since its beginning.
         facts: What JSON can say.
-        arrays: Values by name, which no later step changes.
+        arrays: Values by name, which no later step changes; not to be written to.
     """
 
     step: int
@@ -56,7 +57,7 @@ def take(
 
     Returns:
         A record of each entry, what each worker told, and the values by name, on the chief alone.
-        They may be the memory of variables: the next step changes them.
+        Nothing is copied that lies in the memory of this host: see `_read`.
     """
     local = {
         entry.name: np.stack([_read(part) for part in parts(entry.pieces[0].variable)])
@@ -223,7 +224,15 @@ def _name(name: str, first: int) -> str:
 
 
 def _read(variable: Any) -> np.ndarray:
-    return np.asarray(variable.numpy())
+    """Returns what a variable holds now, as an array that no later update changes.
+
+    On a CPU it is the very memory of the variable. TensorFlow's updates write in place only where
+    nobody else holds that memory; else they take new memory and leave this to whoever holds it.
+    """
+    value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+    array = np.asarray(value)
+    array.flags.writeable = False  # TensorFlow's own rule, which it forgets for bfloat16.
+    return array
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:

@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Iterable
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,6 @@ from tfdist.engine.inventory import inventory
 from tfdist.engine.kinds import Kinds
 from tfdist.engine.peers import Peers
 from tfdist.engine.position import Position
-from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.replicas import is_synchronous
 from tfdist.engine.resumption import Resumption
 from tfdist.engine.watcher import Watcher
@@ -304,15 +302,10 @@ class Training:
         """Returns whether `flag` is set on any worker."""
         return self.peers.any_in_step(flag)
 
-    def capture(
-        self,
-        *,
-        copy: Callable[[dict[str, Any]], Mapping[str, np.ndarray]] | None = None,
-    ) -> Position | None:
+    def capture(self) -> Position | None:
         """Returns the position, on the chief; None on other workers. A collective.
 
-        Args:
-            copy: Copies arrays of variables, which the next step changes; None takes new memory.
+        Its arrays hold the memory of variables: while they are kept, updates take new memory.
         """
         entries = inventory(self.model)
         more: dict[str, np.ndarray] = {}
@@ -349,11 +342,9 @@ class Training:
             "topology": differences.topology(self.model, self.peers),
             "versions": differences.versions(),
         }
-        arrays.update(more)
-        if not is_asynchronous(self.model.distribute_strategy):
-            return Position(self.step, facts, (copy or _copies)(arrays))
-        # What servers have sent is ours, and may be large.
-        return Position(self.step, facts, {**arrays, **_copies(more)})
+        # Callbacks write to theirs in place.
+        arrays.update({name: np.array(value) for name, value in more.items()})
+        return Position(self.step, facts, arrays)
 
     def resume(
         self, found: Position | None, override: Iterable[str] = (), *, is_over: bool = False
@@ -388,10 +379,6 @@ class Training:
                 differences.versions(),
                 facts["versions"],
             )
-
-
-def _copies(arrays: dict[str, Any]) -> dict[str, np.ndarray]:
-    return {name: np.array(value) for name, value in arrays.items()}
 
 
 def _nothing() -> Generator[Any, None, None]:

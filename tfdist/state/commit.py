@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import zlib
+from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
@@ -126,6 +127,8 @@ class OpenCommit:
         facts: Mapping[str, Any] | None = None,
         arrays: Mapping[str, np.ndarray] | None = None,
         blobs: Mapping[str, bytes] | None = None,
+        *,
+        pace: Callable[[], None] | None = None,
     ) -> None:
         """Writes this process's values; once per commit.
 
@@ -133,11 +136,15 @@ class OpenCommit:
             facts: As in `Snapshot`.
             arrays: As in `Snapshot`; they must not change meanwhile.
             blobs: As in `Snapshot`.
+            pace: Called now and then, to write no faster than it returns.
         """
         self._facts.update(facts or {})
         if arrays or blobs:
             path = self.path(_MAIN_FILE)
-            self._add(write_values(self._files, path, _MAIN_FILE, arrays or {}, blobs or {}))
+            file = write_values(self._files, path, _MAIN_FILE, arrays or {}, blobs or {}, pace)
+            self._add(file)
+        if pace is not None:
+            pace()
 
     def add_part(self, part: Mapping[str, Any]) -> None:
         """Makes what `write_part` returned in another process a part of this commit."""

@@ -33,6 +33,7 @@ import errno
 import logging
 import os
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
@@ -139,15 +140,19 @@ class Store:
         with self._explained("look who writes the commits"):
             self._fence.check()
 
-    def write(self, snapshot: Snapshot) -> Commit:
+    def write(self, snapshot: Snapshot, *, pace: Callable[[], None] | None = None) -> Commit:
         """Commits `snapshot`, and removes commits that need not be kept.
+
+        Args:
+            snapshot: The state.
+            pace: Called now and then, to write no faster than it returns.
 
         Raises:
             StaleWriterError: A newer incarnation writes here.
             StoreError: It cannot be written. The commits before it are as they were.
         """
         with self.open_commit(snapshot.step) as commit:
-            commit.write(snapshot.facts, snapshot.arrays, snapshot.blobs)
+            commit.write(snapshot.facts, snapshot.arrays, snapshot.blobs, pace=pace)
         return commit.result
 
     @contextlib.contextmanager

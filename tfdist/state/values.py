@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import zlib
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
@@ -25,8 +26,8 @@ import numpy as np
 
 from tfdist.errors import ConfigError
 from tfdist.errors import UnsupportedError
-from tfdist.state.filesystem import CHUNK
 from tfdist.state.filesystem import FileSystem
+from tfdist.state.pace import PIECE
 
 _ALIGNMENT = 64
 #: NumPy's own kinds that are plain bytes: numbers, truth values, times, fixed-length text.
@@ -79,6 +80,7 @@ def write_values(
     name: str,
     arrays: Mapping[str, np.ndarray],
     blobs: Mapping[str, bytes],
+    pace: Callable[[], None] | None = None,
 ) -> DataFile:
     """Writes `arrays` and `blobs` to the new file `path` and makes it durable.
 
@@ -88,23 +90,28 @@ def write_values(
         name: Name of the file for its record.
         arrays: Arrays by name; none is copied that is contiguous and little-endian.
         blobs: Bytes by name.
+        pace: Called after each piece: see `tfdist.state.pace`.
 
     Raises:
         ConfigError: An array holds objects other than bytes.
         OSError: The file cannot be written.
     """
     values = []
-    checksum = offset = 0
+    checksum = offset = unpaced = 0
     with files.create(path) as output:
 
         def append(data: memoryview) -> None:
-            nonlocal checksum, offset
-            for start in range(0, len(data), CHUNK):
-                piece = data[start : start + CHUNK]
+            nonlocal checksum, offset, unpaced
+            for start in range(0, len(data), PIECE):
+                piece = data[start : start + PIECE]
                 # Both calls let the other threads run.
                 checksum = zlib.crc32(piece, checksum)
                 output.write(piece)
                 offset += len(piece)
+                unpaced += len(piece)
+                if unpaced >= PIECE and pace is not None:
+                    pace()
+                    unpaced = 0
 
         for key, kind, dtype, shape, pieces in _encoded(arrays, blobs):
             append(memoryview(bytes(-offset % _ALIGNMENT)))

@@ -1,18 +1,22 @@
 """Commits in the background, while training goes on.
 
     with AsyncWriter(store) as writer:
-        arrays = writer.copy({v.path: v.value for v in model.variables})
         writer.submit(Snapshot(step, facts, arrays))     # returns at once
     # Here all that was submitted is durable.
 
-One thread writes. It runs at the lowest claim on the processor that still gets on, and lets the
+One thread writes. It takes a small share of a core (`pace.py`), at a low priority, and lets the
 other threads run nearly all the time: they are asked to wait for it for microseconds, not for the
-length of a write.
+length of a write. Where somebody waits for a commit, it is written as fast as can be.
+
+Arrays that are the memory of variables are copied first, at full speed, while training goes on: its
+next update finds most of that memory free again, and writes in place. What it does not find free
+it leaves alone, so the copy is right however late it is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import threading
@@ -20,29 +24,39 @@ import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
 from tfdist.errors import StaleWriterError
 from tfdist.state.commit import Commit
 from tfdist.state.commit import Snapshot
+from tfdist.state.pace import Pace
 from tfdist.state.store import Store
 
 log = logging.getLogger("absl")
 
 #: 3 % of a core that others keep busy (Linux gives a thread 1024 / 1.25^n shares), all of an idle.
 _NICENESS = 15
+#: Seconds of rest after which the writer looks whether the program is about to end.
+_NAP = 0.1
 
 Work = Snapshot | Callable[[Store], Commit | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Submitted:
+    work: Work
+    spent: float
+    is_lent: bool
 
 
 class AsyncWriter:
     """Writes commits one after the other in a thread of its own.
 
     At most one is being written and one waits. A newer one takes the place of the one that waits:
-    on a slow disk there are fewer commits, and training does not wait. `submit` copies nothing:
-    arrays must stay as they are until the commit is complete. `copy` makes such arrays.
+    on a slow disk there are fewer commits, and training does not wait. What is being written while
+    another waits is completed without rest. `submit` copies nothing: arrays must stay as they are
+    until the commit is complete. Those of `Training.capture` do.
 
     Args:
         store: Where to.
@@ -59,11 +73,11 @@ class AsyncWriter:
         self._store = store
         self._on_commit = on_commit
         self._changed = threading.Condition()
-        self._waiting: Work | None = None
+        self._waiting: _Submitted | None = None
+        self._memory: dict[str, np.ndarray] = {}  # Of copies; fresh memory is dear.
         self._is_writing = False
+        self._impatient = 0  # Threads that wait for all to be durable.
         self._error: BaseException | None = None
-        self._lent: list[dict[str, np.ndarray]] = []
-        self._free: list[dict[str, np.ndarray]] = []
 
     @property
     def is_idle(self) -> bool:
@@ -71,12 +85,15 @@ class AsyncWriter:
         with self._changed:
             return not self._is_writing and self._waiting is None
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: Work, *, spent: float = 0.0, is_lent: bool = False) -> None:
         """Has `work` committed, and returns at once.
 
         Args:
             work: A snapshot; or what writes a commit with `store.open_commit`, called in the
                 writing thread.
+            spent: Seconds for which training has waited for the snapshot. The longer, the slower
+                it is written, so that it takes the same share of the time.
+            is_lent: Whether others want the memory of the arrays back; they are copied at once.
 
         Raises:
             Exception: What the write before this one failed with; `work` is then not taken, nor
@@ -86,44 +103,19 @@ class AsyncWriter:
             self._raise()
             if not self._is_writing:
                 self._is_writing = True
-                # Not a daemon: a program that ends first completes what it has submitted.
-                thread = threading.Thread(target=self._write_all, args=[work], name="tfdist-commit")
-                thread.start()
+                # A list, which can be emptied: a thread holds its arguments until it ends. Not a
+                # daemon: a program that ends first completes what it has submitted.
+                first = [_Submitted(work, spent, is_lent)]
+                threading.Thread(target=self._write_all, args=[first], name="tfdist-commit").start()
                 return
-            self._skip()
-            self._waiting = work
-
-    def copy(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Copies values into memory that is used again once their snapshot is committed.
-
-        Fresh memory of this size is had page by page from the system, which takes several times as
-        long as the copy. There are two copies at most, one that is being written and this one: a
-        snapshot that waits gives its memory up, as it would have its place at the next `submit`.
-
-        Args:
-            values: Arrays, or what NumPy can look at as such: tensors on the CPU, for example.
-
-        Returns:
-            Arrays for one `Snapshot`, whose `arrays` must be this very dict, and nothing else.
-        """
-        with self._changed:
-            if isinstance(self._waiting, Snapshot):
-                self._skip()
-            memory = self._free.pop() if self._free else {}
-        copies = {}
-        for name, value in values.items():
-            array, old = np.asarray(value), memory.get(name)
-            if array.dtype.kind == "O":
-                copies[name] = array.copy()
-            elif old is not None and (old.shape, old.dtype) == (array.shape, array.dtype):
-                np.copyto(old, array)
-                copies[name] = old
-            else:
-                copies[name] = np.array(array, order="C")
-        with self._changed:
-            # What was never submitted is forgotten.
-            self._lent = [*self._lent[-2:], copies]
-        return copies
+            if self._waiting is not None:
+                self.skipped += 1
+                log.warning(
+                    "a commit was skipped: the one before is still being written to %s",
+                    self._store.directory,
+                )
+            self._waiting = _Submitted(work, spent, is_lent)
+            self._changed.notify_all()  # Who writes makes haste.
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until all that was submitted is durable.
@@ -137,13 +129,14 @@ class AsyncWriter:
         Raises:
             Exception: What a write failed with.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while self._is_writing:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
+            self._impatient += 1
+            self._changed.notify_all()
+            try:
+                if not self._changed.wait_for(lambda: not self._is_writing, timeout):
                     return False
-                self._changed.wait(left)
+            finally:
+                self._impatient -= 1
             self._raise()
             return True
 
@@ -173,29 +166,31 @@ class AsyncWriter:
         except Exception as late:
             log.error("the last commit failed: %s", late)
 
-    def _write_all(self, first: Work) -> None:
-        # Threads that this one starts inherit it.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        work: Work | None = first
-        del first
-        while work is not None:
-            error = self._write(work)
+    def _write_all(self, queue: list[_Submitted]) -> None:
+        while queue:
+            error = self._write(queue)
             with self._changed:
-                self._take_back(work)
                 if error is not None:
-                    self._error = error
-                    self._take_back(self._waiting)
+                    self._error, self._waiting = error, None
+                if self._waiting is not None:
+                    queue.append(self._waiting)
                     self._waiting = None
-                work, self._waiting = self._waiting, None
-                if work is None:
+                else:
                     self._is_writing = False
                     self._changed.notify_all()
 
-    def _write(self, work: Work) -> BaseException | None:
+    def _write(self, queue: list[_Submitted]) -> BaseException | None:
         try:
+            taken = queue.pop()
+            work, pace = taken.work, Pace(self._rest, taken.spent)
+            if taken.is_lent and isinstance(work, Snapshot):
+                work = dataclasses.replace(work, arrays=self._copied(work.arrays))
+            del taken  # And with it what was lent.
+            # Only now: nobody can take this back. Threads that this one starts inherit it.
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
             if isinstance(work, Snapshot):
-                commit: Commit | None = self._store.write(work)
+                commit: Commit | None = self._store.write(work, pace=pace)
             else:
                 commit = work(self._store)
             if commit is not None:
@@ -206,26 +201,30 @@ class AsyncWriter:
             return error
         return None
 
-    def _skip(self) -> None:
-        """Gives up what waits, for something newer."""
-        if self._waiting is None:
-            return
-        self.skipped += 1
-        log.warning(
-            "a commit was skipped: the one before is still being written to %s",
-            self._store.directory,
-        )
-        self._take_back(self._waiting)
-        self._waiting = None
+    def _copied(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Copies arrays into memory that is used again for the next commit."""
+        copies = {}
+        for name, array in arrays.items():
+            old = self._memory.get(name)
+            if old is not None and (old.shape, old.dtype) == (array.shape, array.dtype):
+                np.copyto(old, array)
+                copies[name] = old
+            else:
+                copies[name] = np.array(array, order="C")
+        self._memory = copies
+        return copies
 
-    def _take_back(self, work: Work | None) -> None:
-        """Notes that the memory of a snapshot can be used again."""
-        if not isinstance(work, Snapshot):
-            return
-        for index, arrays in enumerate(self._lent):
-            if arrays is work.arrays:
-                self._free = [self._lent.pop(index)]
-                return
+    def _rest(self, seconds: float) -> None:
+        """Lets time pass, unless somebody waits for the commit."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            while (left := end - time.monotonic()) > 0 and not self._is_urgent():
+                self._changed.wait(min(left, _NAP))
+
+    def _is_urgent(self) -> bool:
+        # The interpreter ends when this thread has.
+        is_ending = not threading.main_thread().is_alive()
+        return self._impatient > 0 or self._waiting is not None or is_ending
 
     def _raise(self) -> None:
         error = self._error
