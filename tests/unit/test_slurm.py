@@ -126,7 +126,8 @@ def test_all_tasks_derive_the_same_addresses_and_none_twice() -> None:
     assert len(set(addresses)) == 4
     assert [address.rpartition(":")[0] for address in addresses] == ["n1", "n1", "n2", "n2"]
     ports = [int(address.rpartition(":")[2]) for address in addresses]
-    assert ports[0] == ports[2] == ports[1] - 1
+    # Of all tasks, not only of those of a host: two nodes may be one machine.
+    assert ports == [ports[0] + rank for rank in range(4)]
     assert all(12_000 <= port < 30_064 for port in ports)
 
 
@@ -141,7 +142,21 @@ def test_neighbouring_jobs_and_steps_have_ports_apart() -> None:
 
 def test_port_base_may_be_told() -> None:
     found = detect(step(TFDIST_PORT_BASE="5000"))
-    assert found.addresses["worker"] == ("n1:5000", "n1:5001", "n2:5000", "n2:5001")
+    assert found.addresses["worker"] == ("n1:5000", "n1:5001", "n2:5002", "n2:5003")
+
+
+def test_ports_of_large_steps_begin_anew_on_every_host() -> None:
+    found = detect(
+        step(
+            SLURM_STEP_NUM_TASKS="66",
+            SLURM_STEP_NODELIST="n[1-33]",
+            SLURM_STEP_TASKS_PER_NODE="2(x33)",
+            TFDIST_PORT_BASE="5000",
+        )
+    )
+    addresses = found.addresses["worker"]
+    assert addresses[:3] == ("n1:5000", "n1:5001", "n2:5000")
+    assert addresses[-1] == "n33:5001"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ too, but there is one process only. Variables of the step go before those of the
 larger.
 
 Every task listens on a port that all tasks derive alike: a base that follows from job and step,
-plus the number of the task on its host. `TFDIST_PORT_BASE` chooses another base.
+plus its rank, so that two nodes may also be one machine; in steps of more than 64 tasks plus the
+number of the task on its host. `TFDIST_PORT_BASE` chooses another base.
 """
 
 from __future__ import annotations
@@ -190,13 +191,16 @@ def _addresses(environ: Environ, hosts: tuple[str, ...], step: int) -> tuple[str
     base = port_base(environ, _PORT_FIRST + _PORT_STEP * slot)
     on_host: collections.Counter[str] = collections.Counter()
     addresses = []
-    for host in hosts:
-        addresses.append(f"{host}:{base + on_host[host]}")
+    last = base
+    for rank, host in enumerate(hosts):
+        port = base + (rank if len(hosts) <= _PORT_STEP else on_host[host])
+        addresses.append(f"{host}:{port}")
         on_host[host] += 1
-    if base + max(on_host.values()) - 1 > 65535:
+        last = max(last, port)
+    if last > 65535:
         raise ClusterError(
-            "ports up to 65535 for all tasks of a node",
-            f"{base} as the first port of {max(on_host.values())} tasks",
+            "ports up to 65535 for all tasks",
+            f"ports from {base} to {last} for {count(len(hosts), 'task')}",
             "lower TFDIST_PORT_BASE",
         )
     return tuple(addresses)
