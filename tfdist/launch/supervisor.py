@@ -161,7 +161,9 @@ class Supervisor:
         for process in ended:
             if process.exit is None or process.exit.code == 0 or process.stopped:
                 continue
-            if self._failed is None:
+            if self._is_released(process):
+                process.stopped = True
+            elif self._failed is None:
                 self._react(process, process.exit)
             else:
                 self._say(f"{process.task} ended with {process.exit}")
@@ -171,6 +173,12 @@ class Supervisor:
             for process in self._running:
                 process.term_at = time.monotonic() + KILL_SECONDS
 
+    def _is_released(self, process: TaskProcess) -> bool:
+        """Whether it is a server that has ended because the chief was preempted."""
+        serves = self._has_servers and process.task.type in (WORKER, PS)
+        is_preempted = process.exit == Exit(EXIT_PREEMPTED)
+        return serves and is_preempted and self._notices.preempted() is not None
+
     def _react(self, failed: TaskProcess, how: Exit) -> None:
         task = failed.task
         others = [process.task for process in self._running] + list(self._coming)
@@ -178,7 +186,13 @@ class Supervisor:
         if reaction is Reaction.FAIL:
             self._fail(failed)
         elif reaction is Reaction.CARRY_ON:
-            self._say(f"{task} ended with {how}; the others go on without it")
+            served = self._has_servers and all(other.type != CHIEF for other in others)
+            rest = (
+                "the chief had ended, and the job with it"
+                if served
+                else "the others go on without it"
+            )
+            self._say(f"{task} ended with {how}; {rest}")
         else:
             failed.signal_group(signal.SIGKILL)  # what it has started and left behind
             times = f"{self._policy.replacements(task)} of {self._policy.max_restarts}"
