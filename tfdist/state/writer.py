@@ -56,6 +56,7 @@ class AsyncWriter:
     def __init__(self, store: Store, *, on_commit: Callable[[Commit], None] | None = None):
         self.last: Commit | None = None
         self.skipped = 0
+        self._told = 0
         self._store = store
         self._on_commit = on_commit
         self._changed = threading.Condition()
@@ -153,6 +154,14 @@ class AsyncWriter:
         Raises:
             Exception: What a write failed with.
         """
+        if self.skipped > max(1, self._told):
+            self._told = self.skipped
+            log.warning(
+                "%d commits were skipped: those before them were still being written to %s; saving "
+                "less often loses nothing",
+                self.skipped,
+                self._store.directory,
+            )
         self.wait()
 
     def __enter__(self) -> AsyncWriter:
@@ -211,10 +220,12 @@ class AsyncWriter:
         if self._waiting is None:
             return
         self.skipped += 1
-        log.warning(
-            "a commit was skipped: the one before is still being written to %s",
-            self._store.directory,
-        )
+        if self.skipped == 1:
+            log.warning(
+                "a commit was skipped: the one before is still being written to %s. More such are "
+                "counted, and told of at the end",
+                self._store.directory,
+            )
         self._take_back(self._waiting)
         self._waiting = None
 
