@@ -94,6 +94,32 @@ def test_any_step_is_one_to_be_preempted_at(args, step, tmp_path):
     assert "restart 1 of 1: preempted at step" in run.output
 
 
+@pytest.mark.parametrize(
+    ("workers", "args"),
+    [
+        (1, ["--strategy", "default"]),
+        pytest.param(1, ["--strategy", "mirrored"], marks=pytest.mark.slow),
+        pytest.param(2, ["--accumulate", "4"], marks=pytest.mark.slow),
+        pytest.param(2, ["--execution", "4"], marks=pytest.mark.slow),
+        pytest.param(2, ["--data", "sharded"], marks=pytest.mark.slow),
+    ],
+)
+def test_who_is_preempted_in_a_validation_does_not_wait_for_its_end(workers, args, tmp_path):
+    # At the second of four batches of the second validation.
+    args = [*args, "--validation", "5", "--every", "epoch", "--reference"]
+    if workers == 1:
+        args += ["--kill", "0:0:v6"]
+    else:
+        args += ["--kill", "0:1:v6"]
+    run = _run(tmp_path, *args, workers=workers, restarts=1)
+    _assert_exact(run, workers)
+    assert f"restart 1 of 1: preempted at step {2 * STEPS}, which is saved in" in run.output
+    result = run.result()
+    assert result["here"] == (EPOCHS - 2) * STEPS
+    if workers == 1:  # Several agree on a later one, which may be beyond it.
+        assert result["validations"] == 6 + (EPOCHS - 1) * 4
+
+
 @pytest.mark.slow
 def test_two_workers_are_preempted_through_their_launcher(tmp_path):
     first = _run(tmp_path, "--every", "epoch", "--launcher", "--kill", "0:1:14", workers=2)
