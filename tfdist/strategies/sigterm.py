@@ -24,7 +24,7 @@ _is_done = False
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Puts back, after the first strategy for several workers is built, what SIGTERM meant before."""
+    """Puts back what SIGTERM meant, after the first strategy for several workers is built."""
     global _is_done
     before = signal.getsignal(signal.SIGTERM)  # As Python knows it; None: it is not Python's.
     is_main = threading.current_thread() is threading.main_thread()
