@@ -9,8 +9,8 @@
 - A worker beside a `ps` that says nothing any more (it is stopped, its disk hangs) is killed: as
   long as it is there, TensorFlow waits for it wherever it tells all workers something.
 - A signal to the launcher goes to all tasks; SIGTERM to servers only when the chief has ended, who
-  needs them to save. Who is left after `grace` is killed; a second signal
-  kills at once.
+  needs them to save, and not to what tasks have started themselves. Who is left after `grace` is
+  killed; a second signal kills at once.
 """
 
 from __future__ import annotations
@@ -140,11 +140,13 @@ class Supervisor:
             self._say(f"{name}; stopping all tasks ({limit})")
             has_chief = any(process.task.type == CHIEF for process in self._running)
             for process in self._running:
-                # A lost console or terminal is no reason that a task would know of.
-                forwarded = number if number == signal.SIGINT else signal.SIGTERM
                 serves = has_chief and process.task.type in (WORKER, PS)
-                if number == signal.SIGINT or not (serves and self._has_servers):
-                    process.signal_group(forwarded)
+                if number == signal.SIGINT:
+                    process.signal_group(number)
+                elif not (serves and self._has_servers):
+                    # A lost console or terminal is no reason that a task would know of. Its own
+                    # children, who may read its data, are its own to end: it may need them to save.
+                    process.signal_main(signal.SIGTERM)
                 process.stopped = True
                 process.term_at = None
                 process.kill_at = now + self._grace
