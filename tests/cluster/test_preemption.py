@@ -132,7 +132,7 @@ def test_two_workers_are_preempted_through_their_launcher(tmp_path):
 
 @pytest.mark.slow
 def test_steps_lost_to_a_kill_are_told(tmp_path):
-    args = ["--signal", "9", "--every", "10", "--kill", "0:0:14"]
+    args = ["--signal", "9", "--every", "10", "--kill", "0:0:14", "--wait-for", "10"]
     run = _run(tmp_path, *args, workers=2, restarts=1)
     assert run.code == 0, run.output
     record = _record(tmp_path)

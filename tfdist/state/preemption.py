@@ -26,6 +26,9 @@ signal, and the servers wait for it (`tfdist.cluster.serving`).
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import logging
 import math
 import os
@@ -48,6 +51,9 @@ from tfdist.errors import EXIT_PREEMPTED
 log = logging.getLogger("absl")
 
 _LOOK_SECONDS = 1.0
+#: For what runs at the exit of a process that was preempted, and for taking TensorFlow down.
+_EXIT_SECONDS = 15.0
+_CLOCK_MONOTONIC = 1
 
 
 class Preemption:
@@ -252,4 +258,40 @@ def end(sources: Sequence[str], told: Preempted) -> NoReturn:
         report_preemption(os.environ, told)
     if group is not None:
         group.leave()  # In order: for the others this is no failure.
+    atexit.register(_end_for_certain)
     raise SystemExit(EXIT_PREEMPTED)
+
+
+class _SignalEvent(ctypes.Structure):
+    """`struct sigevent`, of which the rest is padding."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("number", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest", ctypes.c_char * 96),
+    )
+
+
+class _TimerSpec(ctypes.Structure):
+    """`struct itimerspec`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_long) for name in ("every", "every_ns", "seconds", "nanoseconds")
+    )
+
+
+def _end_for_certain() -> None:
+    """Has the system send SIGTERM, which counts as 143, if this process does not come to its end.
+
+    What reads data in Python may be waited for by native code that is taken down, for ever: a
+    generator whose processes have ended. No thread of Python runs any more by then.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    event = _SignalEvent(number=int(signal.SIGTERM), notify=0)
+    timer = ctypes.c_void_p()
+    spec = _TimerSpec(seconds=int(_EXIT_SECONDS))
+    with contextlib.suppress(AttributeError):  # Not on all systems; there it may take until SIGKILL.
+        libc = ctypes.CDLL(None)
+        if not libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
+            libc.timer_settime(timer, 0, ctypes.byref(spec), None)

@@ -35,6 +35,7 @@ parser.add_argument("--dropout", type=float, default=0.5)
 parser.add_argument("--accumulate", type=int, default=None)
 parser.add_argument("--execution", type=int, default=1)
 parser.add_argument("--validation", type=int, default=None, help="batch size")
+parser.add_argument("--wait-for", type=int, default=0, help="step of a commit, before a kill")
 parser.add_argument("--keep-commits", action="store_true")
 parser.add_argument("--reference", action="store_true")
 parser.add_argument("--random", type=int, default=0, help="incarnations that die at any moment")
@@ -111,6 +112,9 @@ class Dies(keras.callbacks.Callback):
     def die(self, when):
         print("dies", flush=True)
         kills.remove(when)
+        name = f"step-{options.wait_for:09}"
+        while options.wait_for and not any(options.directory.glob(f"{name}*")):
+            time.sleep(0.01)
         os.kill(os.getppid() if options.launcher else os.getpid(), options.signal)
 
 
