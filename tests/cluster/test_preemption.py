@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.harness import eventually
 from tests.support.harness import run_script
 from tests.support.harness import start_script
 
@@ -201,3 +202,39 @@ def test_a_worker_of_servers_that_is_preempted_ends_and_is_replaced(tmp_path):
         run = job.wait(90)
     assert run.code == 0, run.output
     assert "starting it again, 1 of 1" in run.output
+
+
+@pytest.mark.slow
+def test_before_fit_a_worker_ends_with_the_signal_although_tensorflow_catches_it(tmp_path):
+    source = """
+    import time
+    import tfdist
+    strategy = tfdist.strategy()
+    print("built", flush=True)
+    time.sleep(60)
+    """
+    with start_script(source, tmp_path=tmp_path, launcher_args=["--grace", "1"]) as job:
+        for task in ("worker 0", "worker 1"):
+            job.wait_for_line(f"[{task}] built", 120)
+        job.kill("worker 1", signal.SIGTERM)
+        job.wait_for_line("worker 1 failed with exit code 143 (killed by SIGTERM)", 10)
+        assert job.wait(60).code == 143
+
+
+@pytest.mark.slow
+def test_a_preempted_server_has_the_coordinator_save_where_it_is(tmp_path):
+    options = ["--ps", "2", "--max-restarts", "1", "--grace", "60"]
+    args = [str(tmp_path / "run"), "1000"]
+    script = SCRIPT.with_name("servers.py")
+    with start_script(
+        script, workers=1, launcher_args=options, args=args, tmp_path=tmp_path
+    ) as job:
+        assert eventually(lambda: any((tmp_path / "run").glob("step-*")), 120)
+        job.kill("ps 1", signal.SIGTERM)
+        run = job.wait(200)
+    assert run.code == 0, run.output
+    told = re.search(r"restart 1 of 1: preempted at step (\d+), which is saved", run.output)
+    result = run.result("chief 0")
+    assert result["seen"] == [[1.0, 1.0]] * 3
+    assert result["here"] == 3 * 64 - int(told[1])
+    assert "(SIGTERM to ps 1)" in run.output and "killed by" not in run.output

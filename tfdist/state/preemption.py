@@ -291,7 +291,9 @@ def _end_for_certain() -> None:
     event = _SignalEvent(number=int(signal.SIGTERM), notify=0)
     timer = ctypes.c_void_p()
     spec = _TimerSpec(seconds=int(_EXIT_SECONDS))
-    with contextlib.suppress(AttributeError):  # Not on all systems; there it may take until SIGKILL.
+    with contextlib.suppress(
+        AttributeError
+    ):  # Not on all systems; there it may take until SIGKILL.
         libc = ctypes.CDLL(None)
         if not libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
             libc.timer_settime(timer, 0, ctypes.byref(spec), None)
