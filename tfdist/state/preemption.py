@@ -71,9 +71,9 @@ class Preemption:
     def __init__(self, group: Group | None, name: str):
         self.sources: list[str] = []
         self._group = group if group is not None and group.size > 1 else None
-        whole = current.group()
-        coordinates = self._group is None and whole is not None
-        self._servers = whole if coordinates and whole.cluster.has_parameter_servers else None
+        self._servers = current.group() if self._group is None else None
+        if self._servers is not None and not self._servers.cluster.has_parameter_servers:
+            self._servers = None
         self._name = name
         self._pid = os.getpid()
         self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
