@@ -87,8 +87,8 @@ def page(result: Result) -> str:
 <style>{_STYLE}</style></head><body>
 <h1>Recovery drill: <span class="{style}">{verdict}</span></h1>
 <p><code>{escape(command)}</code> on {tasks}, {told["date"]}. In peace
-{seconds["peace"]:.1f} s; with faults {seconds["faults"]:.1f} s, {len(result.resumptions)}
-resumptions, {lost} steps made again.</p>
+{seconds["peace"]:.1f} s; with faults {seconds["faults"]:.1f} s,
+{_several(len(result.resumptions), "resumption")}, {_several(lost, "step")} made again.</p>
 {reasons}
 <h2>What was compared (in peace / with faults)</h2>
 {_table(("", "", ""), checks)}
