@@ -19,6 +19,7 @@ h1 { font-size: 1.5em } h2 { font-size: 1.1em; margin: 1.4em 0 .4em }
 table { border-collapse: collapse; width: 100% }
 td, th { text-align: left; padding: .2em .8em .2em 0; border-bottom: 1px solid #ddd;
   vertical-align: top }
+td:not(:last-child), th { white-space: nowrap }
 .yes { color: #117733; font-weight: bold } .no { color: #cc3311; font-weight: bold }
 .info { color: #777 } svg { width: 100% } pre { overflow-x: auto; background: #f6f6f6;
   padding: .6em; font-size: 12px }
