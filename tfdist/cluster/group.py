@@ -214,8 +214,8 @@ class Group:
                 raise
             if isinstance(error, (PeerLostError, DisagreementError)):
                 raise
-            # The news of a death may be a moment behind the error that it caused; an outer mark need
-            # not wait for it again.
+            # The news of a death may be a moment behind the error that it caused. An outer mark
+            # need not wait for it again.
             if symptoms.is_of_lost_peer(error) and error is not self._examined:
                 self._examined = error
                 with self._state:
