@@ -100,7 +100,8 @@ class Server:
 
     def _stop(self, sources: list[str]) -> None:
         if not self._stops:
-            log.info("the coordinator saves (SIGTERM to %s); serving until then", sources)
+            who = ", ".join(sources)
+            log.info("the coordinator saves (SIGTERM to %s); serving until then", who)
         self._stops, self._ends_at = True, None
 
     def _code(self, problem: str | None) -> int:
