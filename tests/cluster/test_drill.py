@@ -78,7 +78,8 @@ def test_a_script_without_a_seed_is_told_so(tmp_path):
 @pytest.mark.slow
 def test_every_fault_is_recovered_from_exactly(tmp_path):
     faults = "kill-worker,kill-chief,damage,kill-all,sigstop"
-    done, told = _drill(tmp_path, faults=faults, options=["--json"])
+    # Six starts, which take long where others use the machine.
+    done, told = _drill(tmp_path, faults=faults, options=["--json", "--timeout", "400"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout) == told
     assert [each["kind"] for each in told["faults"]] == faults.split(",")

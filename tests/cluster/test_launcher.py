@@ -553,6 +553,27 @@ time.sleep(60)
     assert "restart" not in run.output
 
 
+def test_sigterm_leaves_a_task_the_processes_that_it_needs_to_save(tmp_path):
+    source = """
+import signal, subprocess, sys, time
+child = subprocess.Popen(["sleep", "100"])
+def save(*unused):
+    time.sleep(0.5)
+    print("child", child.pid, child.poll(), flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+    with start_script(source, workers=1, tmp_path=tmp_path) as job:
+        job.wait_for_line("ready")
+        job.signal(signal.SIGTERM)
+        run = job.wait(20)
+    assert run.code == 143
+    _, child, ended = run.lines()[1].split()
+    assert ended == "None" and not is_alive(int(child))
+
+
 def test_tasks_that_ignore_sigterm_are_killed_after_the_grace(tmp_path):
     source = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     source += "print('ready', flush=True)\ntime.sleep(100)"

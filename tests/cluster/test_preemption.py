@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.harness import eventually
 from tests.support.harness import run_script
 from tests.support.harness import start_script
 
@@ -89,9 +90,37 @@ def test_any_step_is_one_to_be_preempted_at(args, step, tmp_path):
     # The last but one and the last of an epoch, and the last of all, among them.
     if "--every" not in args:
         args = [*args, "--every", "epoch"]
-    run = _run(tmp_path, *args, "--kill", f"0:all:{step}", "--reference", workers=2, restarts=1)
+    # An epoch of 9 steps has executions of 4, 4 and 1.
+    when = {8: 2, 9: 3, 17: 5, 36: 12}[step] if "--execution" in args else step
+    run = _run(tmp_path, *args, "--kill", f"0:all:{when}", "--reference", workers=2, restarts=1)
     _assert_exact(run, 2)
     assert "restart 1 of 1: preempted at step" in run.output
+
+
+@pytest.mark.parametrize(
+    ("workers", "args"),
+    [
+        (1, ["--strategy", "default"]),
+        pytest.param(1, ["--strategy", "mirrored"], marks=pytest.mark.slow),
+        pytest.param(2, ["--accumulate", "4"], marks=pytest.mark.slow),
+        pytest.param(2, ["--execution", "4"], marks=pytest.mark.slow),
+        pytest.param(2, ["--data", "sharded"], marks=pytest.mark.slow),
+    ],
+)
+def test_who_is_preempted_in_a_validation_does_not_wait_for_its_end(workers, args, tmp_path):
+    # At the second of four batches of the second validation.
+    args = [*args, "--validation", "5", "--every", "epoch", "--reference"]
+    if workers == 1:
+        args += ["--kill", "0:0:v6"]
+    else:
+        args += ["--kill", "0:1:v6"]
+    run = _run(tmp_path, *args, workers=workers, restarts=1)
+    _assert_exact(run, workers)
+    assert f"restart 1 of 1: preempted at step {2 * STEPS}, which is saved in" in run.output
+    result = run.result()
+    assert result["here"] == (EPOCHS - 2) * STEPS
+    if workers == 1:  # Several agree on a later one, which may be beyond it.
+        assert result["validations"] == 6 + (EPOCHS - 1) * 4
 
 
 @pytest.mark.slow
@@ -106,7 +135,7 @@ def test_two_workers_are_preempted_through_their_launcher(tmp_path):
 
 @pytest.mark.slow
 def test_steps_lost_to_a_kill_are_told(tmp_path):
-    args = ["--signal", "9", "--every", "10", "--kill", "0:0:14"]
+    args = ["--signal", "9", "--every", "10", "--kill", "0:0:14", "--wait-for", "10"]
     run = _run(tmp_path, *args, workers=2, restarts=1)
     assert run.code == 0, run.output
     record = _record(tmp_path)
@@ -175,3 +204,39 @@ def test_a_worker_of_servers_that_is_preempted_ends_and_is_replaced(tmp_path):
         run = job.wait(90)
     assert run.code == 0, run.output
     assert "starting it again, 1 of 1" in run.output
+
+
+@pytest.mark.slow
+def test_before_fit_a_worker_ends_with_the_signal_although_tensorflow_catches_it(tmp_path):
+    source = """
+    import time
+    import tfdist
+    strategy = tfdist.strategy()
+    print("built", flush=True)
+    time.sleep(60)
+    """
+    with start_script(source, tmp_path=tmp_path, launcher_args=["--grace", "1"]) as job:
+        for task in ("worker 0", "worker 1"):
+            job.wait_for_line(f"[{task}] built", 120)
+        job.kill("worker 1", signal.SIGTERM)
+        job.wait_for_line("worker 1 failed with exit code 143 (killed by SIGTERM)", 10)
+        assert job.wait(60).code == 143
+
+
+@pytest.mark.slow
+def test_a_preempted_server_has_the_coordinator_save_where_it_is(tmp_path):
+    options = ["--ps", "2", "--max-restarts", "1", "--grace", "60"]
+    args = [str(tmp_path / "run"), "1000"]
+    script = SCRIPT.with_name("servers.py")
+    with start_script(
+        script, workers=1, launcher_args=options, args=args, tmp_path=tmp_path
+    ) as job:
+        assert eventually(lambda: any((tmp_path / "run").glob("step-*")), 120)
+        job.kill("ps 1", signal.SIGTERM)
+        run = job.wait(200)
+    assert run.code == 0, run.output
+    told = re.search(r"restart 1 of 1: preempted at step (\d+), which is saved", run.output)
+    result = run.result("chief 0")
+    assert result["seen"] == [[1.0, 1.0]] * 3
+    assert result["here"] == 3 * 64 - int(told[1])
+    assert "(SIGTERM to ps 1)" in run.output and "killed by" not in run.output

@@ -239,6 +239,21 @@ time.sleep(300)
     assert "worker 1 failed first with exit code 6" in run.output
 
 
+def test_a_server_that_fails_after_the_chief_is_done_is_not_gone_on_without(tmp_path):
+    source = f"""{WHO}
+if role != "chief":
+    time.sleep(1.0)
+    sys.exit(1)
+"""
+    run = run_script(source, workers=1, launcher_args=["--ps", "1"], tmp_path=tmp_path, timeout=60)
+    assert run.code == 0, run.output
+    for task in ("worker 0", "ps 0"):
+        assert f"{task} ended with exit code 1; the chief had ended, and the job with it" in (
+            run.output
+        )
+    assert "go on without it" not in run.output
+
+
 @pytest.mark.parametrize(
     ("who", "code", "restarts"), [("worker", 2, 0), ("ps", 3, 1), ("chief", 4, 1)]
 )

@@ -82,6 +82,22 @@ def test_a_new_feed_goes_on_at_the_next_batch_and_through_later_passes(kind, bat
     assert sorted(sum(taken + rest, [])) == list(range(ROWS))
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "generator"])
+def test_an_epoch_that_was_read_to_its_end_is_not_read_again(kind):
+    # An execution of several steps, the last of an epoch, finds the end of the data.
+    feed = KINDS[kind]()
+    list(feed.epoch())
+    list(feed.epoch())
+    position = feed.position()
+    later = _numbers(feed.epoch())
+
+    other = KINDS[kind]()
+    other.restore(position)
+    assert list(other.epoch(done=11)) == []
+    assert other.num_batches == 11
+    assert _numbers(other.epoch()) == later
+
+
 @pytest.mark.parametrize("kind", ["arrays", "arrays in steps", "dataset", "py_dataset"])
 def test_a_new_feed_goes_on_between_two_passes(kind):
     feed = KINDS[kind]()

@@ -300,6 +300,28 @@ def test_survivors_end_with_the_name_of_the_dead(victim, stuck, ports):
             assert "the end of" in output
 
 
+def test_an_error_that_no_loss_explains_is_raised_as_it_is_and_waited_for_once(ports):
+    tasks = Tasks(
+        """
+        groups.NEWS_SECONDS = 1.5
+        group = join()
+        class UnavailableError(Exception):
+            "As TensorFlow raises it where a peer was stopped for a while, and lives."
+        began = time.monotonic()
+        try:
+            with group.together("outer"), group.together("middle"), group.together("inner"):
+                raise UnavailableError
+        except UnavailableError:
+            print("waited", 1.0 < time.monotonic() - began < 2.5, flush=True)
+        group.all_gather("end", me)
+        """,
+        ports[:2],
+        which=(0, 1),
+    )
+    outputs = tasks.wait()
+    assert all("waited True" in output for output in outputs.values()), outputs
+
+
 def test_silence_is_noticed(ports):
     tasks = Tasks(
         """

@@ -235,7 +235,7 @@ def test_the_background_writer_is_durable_when_it_closes(tmp_path):
     assert writer.last == Store(tmp_path).latest()
 
 
-def test_a_newer_commit_takes_the_place_of_the_one_that_waits(tmp_path):
+def test_a_newer_commit_takes_the_place_of_the_one_that_waits(tmp_path, caplog):
     store = Store(tmp_path, keep=9)
     gate = threading.Event()
 
@@ -252,6 +252,9 @@ def test_a_newer_commit_takes_the_place_of_the_one_that_waits(tmp_path):
     writer.close()
     assert steps(store) == [4, 1]
     assert writer.skipped == 2
+    # Said once, and counted at the end.
+    told = [message for message in caplog.messages if "skipped" in message]
+    assert len(told) == 2 and told[1].startswith("2 commits were skipped"), told
 
 
 def paced_seconds(store: Store, then: Callable[[AsyncWriter], None], **given: float) -> float:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -198,3 +201,26 @@ print("goes on")
     run = _run(HOLDS.format(during=during), tmp_path=tmp_path)
     assert run.code == 143 and "goes on" not in run.output
     assert "killed by SIGTERM" in run.output
+
+
+STUCK = """
+import ctypes
+from tfdist.cluster.notice import Preempted
+from tfdist.state import preemption
+preemption._EXIT_SECONDS = 1
+class Native:
+    def __del__(self, sleep=ctypes.CDLL(None).sleep):
+        print("taken down", flush=True)
+        sleep(30)
+native = Native()
+preemption.end(["this process"], Preempted(7, 7, "/backup"))
+"""
+
+
+def test_a_preempted_process_that_native_code_holds_up_at_its_end_ends_all_the_same():
+    began = time.monotonic()
+    command = [sys.executable, "-c", STUCK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+    assert done.returncode == -signal.SIGTERM  # 143, as a shell counts.
+    assert done.stdout == "taken down\n", done.stderr
+    assert 1 <= time.monotonic() - began < 15

@@ -180,6 +180,19 @@ class BackupAndRestore(Watcher):
         elif self.is_due(training) and training.can_capture and not training.is_at_last_batch:
             self.commit(training)
 
+    def is_due_in_validation(self, training: Training) -> bool:
+        """Returns whether the process is to end although an epoch is being validated."""
+        return self._is_preempted and training.has_position
+
+    def at_boundary_in_validation(self, training: Training) -> None:
+        """Commits and ends the process, if it is preempted: validation may take longer than it has.
+
+        The epoch is validated anew by the next start.
+        """
+        assert self._preemption is not None
+        if self._preemption.stops_here() and training.has_position:
+            self._end_early(training)
+
     def close(self, training: Training) -> None:
         """Keeps the last position, and removes the commits unless they are to be kept."""
         is_preempted = training.peers.any("whether it is preempted", self._is_preempted)

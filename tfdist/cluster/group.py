@@ -44,6 +44,8 @@ NOTICE_SECONDS = 20.0
 FAREWELL_SECONDS = 300.0
 #: The same for servers, who have nothing to do any more.
 SERVER_FAREWELL_SECONDS = 10.0
+#: From an error that the loss of a peer may have caused to the news of that loss.
+NEWS_SECONDS = 8.0
 #: A task that failed has so long to end before the others do because of it.
 LAST_WORDS_SECONDS = 5.0
 
@@ -80,6 +82,7 @@ class Group:
         self._listeners: dict[str, Callable[[Any], None]] = {}
         self._region: str | Region = Region.UNMARKED
         self._broken: str | None = None
+        self._examined: BaseException | None = None
         self._doom: Doom | None = None
 
     def start(self) -> Group:
@@ -203,7 +206,7 @@ class Group:
         outer, self._region = self._region, name
         try:
             yield
-            self._broken = None
+            self._broken = self._examined = None
         except BaseException as error:
             # Should this end the process by sys.exit(), nothing else would tell why.
             self._broken = words.in_one_line(error)
@@ -211,10 +214,12 @@ class Group:
                 raise
             if isinstance(error, (PeerLostError, DisagreementError)):
                 raise
-            # The news of a death may be a moment behind the error that it caused.
-            if symptoms.is_of_lost_peer(error):
+            # The news of a death may be a moment behind the error that it caused. An outer mark
+            # need not wait for it again.
+            if symptoms.is_of_lost_peer(error) and error is not self._examined:
+                self._examined = error
                 with self._state:
-                    self._state.wait_for(self._somebody_is_missed, timeout=8.0)
+                    self._state.wait_for(self._somebody_is_missed, timeout=NEWS_SECONDS)
             with self._state:
                 self._raise_if_lost(name, error)
                 if self._roster.missed and symptoms.is_of_lost_peer(error):

@@ -123,6 +123,10 @@ class Feed:
             # After a `restore`, the pass that was open goes on.
             goes_on = self._open and (self._resumed or self.steps is not None)
             self._resumed = False
+            if done and not self._open and self.steps is None:
+                # The last steps of the epoch were done as one execution, which read on to the end.
+                self._length = done
+                return
             if not goes_on:
                 self._start()
             count = done

@@ -48,9 +48,9 @@ def fit(model: Any, asked: FitArguments) -> Any:
         )
         feed, held_out = sources.feed, sources.held_out
 
-        def validate(calls: Any, what: str) -> dict[str, Any]:
+        def validate(training: Training, calls: Any, what: str) -> dict[str, Any]:
             if type(model).evaluate is keras.Model.evaluate:
-                return _evaluate(model, held_out, peers, calls, what)
+                return _evaluate(model, held_out, peers, calls, what, training)
             # A subclass that evaluates in its own way, called as Keras calls it.
             own: dict[str, Any] = model.evaluate(
                 **sources.evaluate, callbacks=calls, return_dict=True, _use_cached_eval_dataset=True
@@ -87,7 +87,7 @@ def fit(model: Any, asked: FitArguments) -> Any:
 def _fit(
     training: Training,
     calls: Any,
-    validate: Callable[[Any, str], dict[str, Any]] | None,
+    validate: Callable[[Training, Any, str], dict[str, Any]] | None,
     asked: FitArguments,
 ) -> Any:
     model, peers, epochs = training.model, training.peers, asked.epochs
@@ -137,9 +137,12 @@ def _fit(
             break
         statistics.synchronize()
         what = f"the logs of epoch {epoch + 1}"
-        epoch_logs = results(model, model.train_function, training.logs, peers, what)
+        epoch_logs = training.trained_logs
+        if epoch_logs is None:
+            epoch_logs = results(model, model.train_function, training.logs, peers, what)
         if validate is not None and model._should_eval(epoch, asked.validation_freq):
-            found = validate(calls, f"validation of epoch {epoch + 1}")
+            training.trained_logs = dict(epoch_logs)
+            found = validate(training, calls, f"validation of epoch {epoch + 1}")
             epoch_logs.update({f"val_{name}": value for name, value in found.items()})
         calls.on_epoch_end(epoch, epoch_logs)
         _agree_on_rate(model, peers, epoch)
@@ -196,7 +199,9 @@ def evaluate(
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
-def _evaluate(model: Any, feed: Feed, peers: Peers, calls: Any, what: str) -> dict[str, Any]:
+def _evaluate(
+    model: Any, feed: Feed, peers: Peers, calls: Any, what: str, training: Training | None = None
+) -> dict[str, Any]:
     model.make_test_function()
     model.stop_evaluating = False
     agree, reads_logs = peers.any_of(
@@ -216,6 +221,8 @@ def _evaluate(model: Any, feed: Feed, peers: Peers, calls: Any, what: str) -> di
         calls.on_test_batch_begin(begin)
         logs = model.test_function(counted)
         calls.on_test_batch_end(begin + counted.count - 1, logs)
+        if training is not None:
+            training.boundary_in_validation()
         if stops(peers, agree, model.stop_evaluating):
             break
     batches.close()

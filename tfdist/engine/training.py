@@ -70,6 +70,7 @@ class Training:
         step: Batches done since the beginning, those of earlier processes among them.
         logs: What the last step returned.
         epoch_logs: Logs of the last epoch that has ended.
+        trained_logs: Logs of the steps of the epoch under way, while it is validated; else None.
         is_over: Whether an earlier process has brought it to its end.
         loop_state: What else the loop keeps within an epoch, fit for JSON; None but on parameter
             servers.
@@ -83,6 +84,7 @@ class Training:
         self.epoch = self.batch = self.step = 0
         self.logs: Any = {}
         self.epoch_logs: Any = None
+        self.trained_logs: Any = None
         self.is_over = False
         self.loop_state: Any = None
         #: Shapes of batches, where the step is Keras's own.
@@ -157,6 +159,7 @@ class Training:
         self.epoch, self.batch, self.step = facts["epoch"], facts["batch"], facts["step"]
         self.logs = plain.decode(found.mine["logs"])
         self.epoch_logs = plain.decode(facts["epoch_logs"])
+        self.trained_logs = plain.decode(facts.get("trained_logs"))
         self.loop_state = facts["loop"]
         if hasattr(self.model.train_function, "resume"):
             self.model.train_function.resume(found.mine["weight"])
@@ -207,6 +210,7 @@ class Training:
         self.epoch += 1
         self.batch = 0
         self.epoch_logs = logs
+        self.trained_logs = None
         self.loop_state = None
         self._found = None
 
@@ -214,6 +218,15 @@ class Training:
         """Lets watchers act; all workers are at the same place."""
         for watcher in self._watchers:
             watcher.at_boundary(self)
+
+    def is_due_in_validation(self) -> bool:
+        """Whether a watcher wants to act although the epoch is being validated."""
+        return any(watcher.is_due_in_validation(self) for watcher in self._watchers)
+
+    def boundary_in_validation(self) -> None:
+        """Lets watchers act between two steps of validation; all workers are at the same place."""
+        for watcher in self._watchers:
+            watcher.at_boundary_in_validation(self)
 
     def has_data(self, start: int) -> bool:
         """Whether the epoch had any batch; says so where it had none.
@@ -333,6 +346,7 @@ class Training:
             "chief": self.peers.group.chief_rank if self.peers.group is not None else 0,
             "history": told,
             "epoch_logs": plain.encode(self.epoch_logs),
+            "trained_logs": plain.encode(self.trained_logs),
             "loop": self.loop_state,
             "arrays": {
                 name: [list(a.shape), plain.dtype_name(a.dtype)] for name, a in more.items()

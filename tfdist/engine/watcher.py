@@ -29,6 +29,16 @@ class Watcher(keras.callbacks.Callback):
     def at_boundary(self, training: Training) -> None:
         """Called by every worker between two steps, and between two epochs."""
 
+    def is_due_in_validation(self, training: Training) -> bool:
+        """Returns whether it wants to act in the middle of validation; parameter servers ask."""
+        return False
+
+    def at_boundary_in_validation(self, training: Training) -> None:
+        """Called by every worker between two steps of the validation of an epoch.
+
+        A position that is captured here is gone on with at the beginning of that validation.
+        """
+
     def commit(self, training: Training, *, wait: bool = False) -> None:
         """Called by every worker at a boundary where the position is to be made durable.
 

@@ -31,6 +31,7 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 130
+_PREEMPTED = 143
 
 
 def main(argv: list[str]) -> None:
@@ -62,12 +63,13 @@ def end(code: object) -> NoReturn:
     """Ends the process with the exit code that belongs to the argument of `sys.exit`.
 
     TensorFlow, when it is taken down, talks to all the tasks that it was connected to, and waits
-    for ever for some that are gone. Where that can be, the process ends without it, after all that
-    the interpreter would do before.
+    for ever for some that are gone; or for a generator whose processes are gone, as after a
+    preemption in the middle of an epoch. Where that can be, the process ends without it, after all
+    that the interpreter would do before.
     """
     current = sys.modules.get("tfdist.cluster.current")
     group = current.group() if current is not None else None
-    if group is None or not group.cannot_be_taken_down:
+    if code != _PREEMPTED and (group is None or not group.cannot_be_taken_down):
         sys.exit(code)  # type: ignore[arg-type]
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)

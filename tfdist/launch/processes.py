@@ -117,6 +117,11 @@ class TaskProcess:
             self.exit = Exit(128 + seen.si_status, _signal_name(seen.si_status))
         return True
 
+    def signal_main(self, number: int) -> None:
+        """Sends a signal to the process alone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
     def signal_group(self, number: int) -> None:
         """Sends a signal to the process and all that it has started in its group."""
         with contextlib.suppress(ProcessLookupError):

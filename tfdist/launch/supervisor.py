@@ -10,8 +10,8 @@
   long as it is there, TensorFlow waits for it wherever it tells all workers something.
 - A process that makes batches is stopped when nobody is left who may read them.
 - A signal to the launcher goes to all tasks; SIGTERM to servers only when the chief has ended, who
-  needs them to save. Who is left after `grace` is killed; a second signal
-  kills at once.
+  needs them to save, and not to what tasks have started themselves. Who is left after `grace` is
+  killed; a second signal kills at once.
 """
 
 from __future__ import annotations
@@ -143,12 +143,15 @@ class Supervisor:
             self._say(f"{name}; stopping all tasks ({limit})")
             has_chief = any(process.task.type == CHIEF for process in self._running)
             for process in self._running:
-                # A lost console or terminal is no reason that a task would know of.
-                forwarded = number if number == signal.SIGINT else signal.SIGTERM
+                if process.task.type == DATA:
+                    continue  # stopped when nobody is left who may read
                 serves = has_chief and process.task.type in (WORKER, PS) and self._has_servers
-                waits = process.task.type == DATA or (serves and number != signal.SIGINT)
-                if not waits:
-                    process.signal_group(forwarded)
+                if number == signal.SIGINT:
+                    process.signal_group(number)
+                elif not serves:
+                    # A lost console or terminal is no reason that a task would know of. Its own
+                    # children, who may read its data, are its own to end: it may need them to save.
+                    process.signal_main(signal.SIGTERM)
                 process.stopped = True
                 process.term_at = None
                 process.kill_at = now + self._grace
@@ -165,7 +168,9 @@ class Supervisor:
         for process in ended:
             if process.exit is None or process.exit.code == 0 or process.stopped:
                 continue
-            if self._failed is None:
+            if self._is_released(process):
+                process.stopped = True
+            elif self._failed is None:
                 self._react(process, process.exit)
             else:
                 self._say(f"{process.task} ended with {process.exit}")
@@ -175,6 +180,12 @@ class Supervisor:
             for process in self._running:
                 process.term_at = time.monotonic() + KILL_SECONDS
 
+    def _is_released(self, process: TaskProcess) -> bool:
+        """Whether it is a server that has ended because the chief was preempted."""
+        serves = self._has_servers and process.task.type in (WORKER, PS)
+        is_preempted = process.exit == Exit(EXIT_PREEMPTED)
+        return serves and is_preempted and self._notices.preempted() is not None
+
     def _react(self, failed: TaskProcess, how: Exit) -> None:
         task = failed.task
         others = [process.task for process in self._running] + list(self._coming)
@@ -182,7 +193,13 @@ class Supervisor:
         if reaction is Reaction.FAIL:
             self._fail(failed)
         elif reaction is Reaction.CARRY_ON:
-            self._say(f"{task} ended with {how}; the others go on without it")
+            served = self._has_servers and all(other.type != CHIEF for other in others)
+            rest = (
+                "the chief had ended, and the job with it"
+                if served
+                else "the others go on without it"
+            )
+            self._say(f"{task} ended with {how}; {rest}")
         else:
             failed.signal_group(signal.SIGKILL)  # what it has started and left behind
             times = f"{self._policy.replacements(task)} of {self._policy.most_replacements(task)}"

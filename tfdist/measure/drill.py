@@ -252,7 +252,7 @@ def _ended(run: Run) -> Check:
     return Check(
         "the job came to its end",
         run.code == 0,
-        f"exit code {run.code} after {starts} restarts",
+        f"exit code {run.code} after {starts} restart{'' if starts == 1 else 's'}",
     )
 
 

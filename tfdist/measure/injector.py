@@ -7,6 +7,7 @@ moment later, so that faults come in the middle of steps, of all-reduces and of 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import os
 import random
@@ -31,6 +32,7 @@ STOP_SECONDS = 10.0
 _MOST_DELAY = 0.5
 _FILLER = "filler"
 _POLL_SECONDS = 0.005
+_CLONE_NEWNS = 0x00020000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,19 +137,53 @@ class Injector:
 def small_disk(folder: Path, size: int) -> Iterator[None]:
     """Puts a file system of `size` bytes in memory where the commits of a run go.
 
+    Only this thread, and what it starts from here on, sees it: when the last of these has ended,
+    in whatever way, it is gone.
+
     Raises:
         OSError: This process may not mount.
     """
     disk = folder / COMMITS
     disk.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tfdist-drill", str(disk)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    with _own_mounts():
+        _mount("-t", "tmpfs", "-o", f"size={size}", "tfdist-drill", str(disk))
+        try:
+            yield
+        finally:
+            unmount(disk)
+
+
+@contextlib.contextmanager
+def _own_mounts() -> Iterator[None]:
+    """Gives this thread file systems of its own, as they are now, and the common ones at the end.
+
+    Raises:
+        OSError: It may not have them.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    with contextlib.ExitStack() as stack:
+        common = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY)
+        stack.callback(os.close, common)
+        here = os.open(".", os.O_RDONLY)
+        stack.callback(os.close, here)
+        if libc.unshare(_CLONE_NEWNS):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        try:
+            _mount("--make-rprivate", "/")
+            yield
+        finally:
+            # It fails while a thread that was started meanwhile runs on; that is no harm.
+            libc.setns(common, _CLONE_NEWNS)
+            os.fchdir(here)
+
+
+def _mount(*arguments: str) -> None:
+    done = subprocess.run(
+        ["mount", *arguments], capture_output=True, text=True, timeout=20, check=False
+    )
     if done.returncode:
         raise OSError(done.stderr.strip() or "mount failed")
-    try:
-        yield
-    finally:
-        unmount(disk)
 
 
 def unmount(disk: Path) -> None:

@@ -19,6 +19,7 @@ h1 { font-size: 1.5em } h2 { font-size: 1.1em; margin: 1.4em 0 .4em }
 table { border-collapse: collapse; width: 100% }
 td, th { text-align: left; padding: .2em .8em .2em 0; border-bottom: 1px solid #ddd;
   vertical-align: top }
+td:not(:last-child), th { white-space: nowrap }
 .yes { color: #117733; font-weight: bold } .no { color: #cc3311; font-weight: bold }
 .info { color: #777 } svg { width: 100% } pre { overflow-x: auto; background: #f6f6f6;
   padding: .6em; font-size: 12px }
@@ -87,8 +88,8 @@ def page(result: Result) -> str:
 <style>{_STYLE}</style></head><body>
 <h1>Recovery drill: <span class="{style}">{verdict}</span></h1>
 <p><code>{escape(command)}</code> on {tasks}, {told["date"]}. In peace
-{seconds["peace"]:.1f} s; with faults {seconds["faults"]:.1f} s, {len(result.resumptions)}
-resumptions, {lost} steps made again.</p>
+{seconds["peace"]:.1f} s; with faults {seconds["faults"]:.1f} s,
+{_several(len(result.resumptions), "resumption")}, {_several(lost, "step")} made again.</p>
 {reasons}
 <h2>What was compared (in peace / with faults)</h2>
 {_table(("", "", ""), checks)}

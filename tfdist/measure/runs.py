@@ -37,7 +37,8 @@ _END_SECONDS = 30.0
 _TELLING = re.compile(
     r"tfdist run: (.*)"
     r"|(\[\w+ \d+\] )?.*?"
-    r"(the commit \S+ is passed over.*|training goes on.*|a commit was skipped.*)"
+    r"(the commit \S+ is passed over.*|training goes on.*|a commit was skipped.*"
+    r"|\d+ commits were skipped.*)"
 )
 
 

@@ -19,12 +19,20 @@ How the tasks agree, when one or several of them got the signal:
 | the chief | names the first boundary that nobody has passed |
 
 Nobody waits for a step, so nothing is held up, and no step costs anything before a signal comes.
+
+With parameter servers the chief stops alone, for itself or for a server that says that it got the
+signal, and the servers wait for it (`tfdist.cluster.serving`).
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import logging
+import math
 import os
+import queue
 import signal
 import threading
 import time
@@ -34,6 +42,7 @@ from typing import Any
 from typing import NoReturn
 
 from tfdist.cluster import current
+from tfdist.cluster import serving
 from tfdist.cluster.group import Group
 from tfdist.cluster.notice import Preempted
 from tfdist.cluster.notice import report_preemption
@@ -41,9 +50,10 @@ from tfdist.errors import EXIT_PREEMPTED
 
 log = logging.getLogger("absl")
 
-#: timeout(1) and process managers signal the process and its group: one request.
-_SAME_REQUEST_SECONDS = 0.3
 _LOOK_SECONDS = 1.0
+#: For what runs at the exit of a process that was preempted, and for taking TensorFlow down.
+_EXIT_SECONDS = 15.0
+_CLOCK_MONOTONIC = 1
 
 
 class Preemption:
@@ -61,7 +71,12 @@ class Preemption:
     def __init__(self, group: Group | None, name: str):
         self.sources: list[str] = []
         self._group = group if group is not None and group.size > 1 else None
+        self._servers = current.group() if self._group is None else None
+        if self._servers is not None and not self._servers.cluster.has_parameter_servers:
+            self._servers = None
         self._name = name
+        self._pid = os.getpid()
+        self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._topic = f"preemption of {name}"
         self._signalled_at: float | None = None
         self._previous: Any = None
@@ -77,6 +92,9 @@ class Preemption:
         """Takes over SIGTERM, if this is the main thread and the signal is not ignored."""
         if self._group is not None:
             self._group.listen(self._topic, self._hear)
+        if self._servers is not None:
+            self._servers.listen(serving.TOPIC, self._hear_server)
+            threading.Thread(target=self._tell_servers, name="tfdist-preempt", daemon=True).start()
         if threading.current_thread() is not threading.main_thread():
             log.info("%s is not in the main thread: SIGTERM is not noted", self._name)
             return
@@ -98,6 +116,9 @@ class Preemption:
         """
         if self._group is not None:
             self._group.listen(self._topic, None)
+        if self._servers is not None:
+            self._servers.listen(serving.TOPIC, None)
+            self._signals.put(False)
         if self._is_installed:
             self._is_installed = False
             signal.signal(signal.SIGTERM, self._previous)
@@ -120,8 +141,8 @@ class Preemption:
         group = self._group
         if group is None:
             if self.is_signalled and not self.sources:
-                self.sources.append("this process")
-            return self.is_signalled
+                self._add_source(self._own_name)
+            return bool(self.sources)
         with self._changed:
             self._boundary += 1
             here = self._boundary
@@ -174,6 +195,24 @@ class Preemption:
         if answer is not None:
             self._group.announce(self._topic, answer)
 
+    def _hear_server(self, news: dict[str, Any]) -> None:
+        """Takes what a server has announced; in the thread that listens."""
+        if "wish" in news:
+            self._add_source(news["wish"])
+            assert self._servers is not None
+            self._servers.announce(serving.TOPIC, {"stops": list(self.sources)})
+
+    def _tell_servers(self) -> None:
+        """Tells servers of the signal to this process at once; in a thread of its own."""
+        if self._signals.get():
+            self._add_source(self._own_name)
+            assert self._servers is not None
+            self._servers.announce(serving.TOPIC, {"stops": list(self.sources)})
+
+    @property
+    def _own_name(self) -> str:
+        return "this process" if self._servers is None else str(self._servers.cluster.task)
+
     def _add_source(self, task: str) -> None:
         if task not in self.sources:
             self.sources.append(task)
@@ -182,9 +221,15 @@ class Preemption:
         # It runs between any two instructions, whoever holds which lock: it does no work.
         del frame
         now = time.monotonic()
-        if self._signalled_at is None:
-            self._signalled_at = now
-        elif now - self._signalled_at > _SAME_REQUEST_SECONDS:
+        if os.getpid() != self._pid:
+            # A forked child trains nothing: who ends a pool waits until it has died of this.
+            first = -math.inf
+        elif self._signalled_at is None:
+            first = self._signalled_at = now
+            self._signals.put(True)
+        else:
+            first = self._signalled_at
+        if now - first > serving.SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
@@ -213,4 +258,42 @@ def end(sources: Sequence[str], told: Preempted) -> NoReturn:
         report_preemption(os.environ, told)
     if group is not None:
         group.leave()  # In order: for the others this is no failure.
+    atexit.register(_end_for_certain)
     raise SystemExit(EXIT_PREEMPTED)
+
+
+class _SignalEvent(ctypes.Structure):
+    """`struct sigevent`, of which the rest is padding."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("number", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest", ctypes.c_char * 96),
+    )
+
+
+class _TimerSpec(ctypes.Structure):
+    """`struct itimerspec`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_long) for name in ("every", "every_ns", "seconds", "nanoseconds")
+    )
+
+
+def _end_for_certain() -> None:
+    """Has the system send SIGTERM, which counts as 143, if this process does not come to its end.
+
+    What reads data in Python may be waited for by native code that is taken down, for ever: a
+    generator whose processes have ended. No thread of Python runs any more by then.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    event = _SignalEvent(number=int(signal.SIGTERM), notify=0)
+    timer = ctypes.c_void_p()
+    spec = _TimerSpec(seconds=int(_EXIT_SECONDS))
+    with contextlib.suppress(
+        AttributeError
+    ):  # Not on all systems; there it may take until SIGKILL.
+        libc = ctypes.CDLL(None)
+        if not libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
+            libc.timer_settime(timer, 0, ctypes.byref(spec), None)

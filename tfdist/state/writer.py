@@ -70,6 +70,7 @@ class AsyncWriter:
     def __init__(self, store: Store, *, on_commit: Callable[[Commit], None] | None = None):
         self.last: Commit | None = None
         self.skipped = 0
+        self._told = 0
         self._store = store
         self._on_commit = on_commit
         self._changed = threading.Condition()
@@ -108,12 +109,7 @@ class AsyncWriter:
                 first = [_Submitted(work, spent, is_lent)]
                 threading.Thread(target=self._write_all, args=[first], name="tfdist-commit").start()
                 return
-            if self._waiting is not None:
-                self.skipped += 1
-                log.warning(
-                    "a commit was skipped: the one before is still being written to %s",
-                    self._store.directory,
-                )
+            self._skip()
             self._waiting = _Submitted(work, spent, is_lent)
             self._changed.notify_all()  # Who writes makes haste.
 
@@ -146,6 +142,14 @@ class AsyncWriter:
         Raises:
             Exception: What a write failed with.
         """
+        if self.skipped > max(1, self._told):
+            self._told = self.skipped
+            log.warning(
+                "%d commits were skipped: those before them were still being written to %s; saving "
+                "less often loses nothing",
+                self.skipped,
+                self._store.directory,
+            )
         self.wait()
 
     def __enter__(self) -> AsyncWriter:
@@ -213,6 +217,19 @@ class AsyncWriter:
                 copies[name] = np.array(array, order="C")
         self._memory = copies
         return copies
+
+    def _skip(self) -> None:
+        """Gives up what waits, for something newer."""
+        if self._waiting is None:
+            return
+        self.skipped += 1
+        if self.skipped == 1:
+            log.warning(
+                "a commit was skipped: the one before is still being written to %s. More such are "
+                "counted, and told of at the end",
+                self._store.directory,
+            )
+        self._waiting = None
 
     def _rest(self, seconds: float) -> None:
         """Lets time pass, unless somebody waits for the commit."""

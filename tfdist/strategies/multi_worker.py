@@ -8,6 +8,7 @@ detection and start barrier in front of the constructor, so that a script that c
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -23,6 +24,7 @@ from tfdist.cluster.topology import Cluster
 from tfdist.cluster.topology import Task
 from tfdist.errors import StrategyError
 from tfdist.strategies import communication
+from tfdist.strategies import sigterm
 from tfdist.strategies.communication import CommunicationOptions
 from tfdist.strategies.registry import Options
 
@@ -97,7 +99,8 @@ def guard() -> None:
         if communication_options is None:
             communication_options = CommunicationOptions.from_environ().to_tensorflow()
         try:
-            original(self, cluster_resolver, communication_options)
+            with sigterm.kept() if current.group() is not None else contextlib.nullcontext():
+                original(self, cluster_resolver, communication_options)
         except RuntimeError as error:
             if "program startup" not in str(error):
                 raise

@@ -13,6 +13,7 @@ from typing import Any
 
 from tfdist.cluster import current
 from tfdist.cluster.group import Group
+from tfdist.cluster.serving import Server
 from tfdist.cluster.topology import CHIEF
 from tfdist.cluster.topology import Cluster
 from tfdist.errors import StrategyError
@@ -28,7 +29,7 @@ def build(cluster: Cluster, options: Options) -> Any:
     Raises:
         StrategyError: The cluster has no chief to coordinate, or does not tell every address.
         SystemExit: In a worker or parameter server: code 0 when the coordinator is done, 1 when
-            it was lost.
+            it was lost, 143 when it was preempted.
     """
     if not cluster.addresses.get(CHIEF):
         raise StrategyError(
@@ -63,8 +64,6 @@ def _serve(cluster: Cluster, group: Group) -> None:
         start=True,
     )
     log.info("%s serves at %s", cluster.task, server.target)
-    problem = group.wait_until_left(cluster.chief)
-    if problem:
-        log.error("the coordinator ended: %s", problem)
+    code = Server(group).run()
     group.leave()
-    sys.exit(1 if problem else 0)
+    sys.exit(code)

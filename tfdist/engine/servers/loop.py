@@ -44,8 +44,8 @@ def fit(model: Any, asked: FitArguments) -> Any:
     validate = None
     if sources.held_out is not None:
 
-        def validate(calls: Any) -> dict[str, Any]:
-            return _evaluate(model, sources.held_out, calls)
+        def validate(training: Training, calls: Any) -> dict[str, Any]:
+            return _evaluate(model, sources.held_out, calls, training)
 
     feed = sources.feed
     prepare(model, feed)
@@ -66,7 +66,7 @@ def fit(model: Any, asked: FitArguments) -> Any:
 def _fit(
     training: Training,
     calls: Any,
-    validate: Callable[[Any], dict[str, Any]] | None,
+    validate: Callable[[Training, Any], dict[str, Any]] | None,
     asked: FitArguments,
 ) -> Any:
     model, feed, epochs = training.model, training.feed, asked.epochs
@@ -102,9 +102,13 @@ def _fit(
         number += logs.steps
         if not training.has_data(start):
             break
-        epoch_logs = logs.final()
+        epoch_logs = training.trained_logs
+        if epoch_logs is None:
+            epoch_logs = logs.final()
         if validate is not None and model._should_eval(epoch, asked.validation_freq):
-            epoch_logs.update({f"val_{name}": value for name, value in validate(calls).items()})
+            training.trained_logs = dict(epoch_logs)
+            found = validate(training, calls)
+            epoch_logs.update({f"val_{name}": value for name, value in found.items()})
         calls.on_epoch_end(epoch, epoch_logs)
         training.leave(epoch_logs)
         training.boundary()
@@ -149,7 +153,9 @@ def evaluate(
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
-def _evaluate(model: Any, feed: Any, calls: Any) -> dict[str, Any]:
+def _evaluate(
+    model: Any, feed: Any, calls: Any, training: Training | None = None
+) -> dict[str, Any]:
     executor = executor_of(model, "test_step", feed)
     size = steps_per_execution(model, feed, calls.callbacks)
     model.stop_evaluating = False
@@ -160,6 +166,10 @@ def _evaluate(model: Any, feed: Any, calls: Any) -> dict[str, Any]:
     done = executor.run(works(feed, executor, size, 0), calls.on_test_batch_begin)
     for each in done:
         calls.on_test_batch_end(each.first + len(each.rows) - 1, logs.after(each))
+        if training is not None and training.is_due_in_validation():
+            done.close()  # Nothing is under way.
+            training.boundary_in_validation()
+            break
         if model.stop_evaluating:
             done.close()
     found = logs.final()

@@ -127,7 +127,7 @@ class Replicas:
         processes = list(self._processes.values())
         running = [process for process in processes if not process.poll() and process.exit is None]
         for process in running:
-            process.signal_group(signal.SIGTERM)
+            process.signal_main(signal.SIGTERM)  # as to the first process of a container
         until = time.monotonic() + grace
         while running and time.monotonic() < until and not hurry.is_set():
             time.sleep(_STEP_SECONDS)

@@ -2,9 +2,10 @@
 
     train.py DIRECTORY [--kill INCARNATION:TASK:WHEN ...] [--data KIND] [--reference] ...
 
-TASK is a worker's number or "all", WHEN a number of batches or "commit" (as soon as the chief
-writes one). With --signal 15 it gets SIGTERM instead, with --launcher the launcher does. With
---reference, the same training follows undisturbed in the process that ends.
+TASK is a worker's number or "all", WHEN a number of batches, "v" and a number of batches of
+validation, or "commit" (as soon as the chief writes one). With --signal 15 it gets SIGTERM instead,
+with --launcher the launcher does. With --reference, the same training follows undisturbed in the
+process that ends.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--dropout", type=float, default=0.5)
 parser.add_argument("--accumulate", type=int, default=None)
 parser.add_argument("--execution", type=int, default=1)
+parser.add_argument("--validation", type=int, default=None, help="batch size")
+parser.add_argument("--wait-for", type=int, default=0, help="step of a commit, before a kill")
 parser.add_argument("--keep-commits", action="store_true")
 parser.add_argument("--reference", action="store_true")
 parser.add_argument("--random", type=int, default=0, help="incarnations that die at any moment")
@@ -79,7 +82,7 @@ class Dies(keras.callbacks.Callback):
 
     def __init__(self):
         super().__init__()
-        self.batches = 0
+        self.batches = self.validations = 0
         self.epochs = []
 
     def on_train_begin(self, logs=None):
@@ -97,11 +100,22 @@ class Dies(keras.callbacks.Callback):
         here.append(batch)
         for when in list(kills):
             if when.isdigit() and self.batches >= int(when):
-                print("dies", flush=True)
-                kills.remove(when)
-                os.kill(os.getppid() if options.launcher else os.getpid(), options.signal)
+                self.die(when)
         if options.launcher and not done:
             time.sleep(0.05)
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.validations += 1
+        if f"v{self.validations}" in kills:
+            self.die(f"v{self.validations}")
+
+    def die(self, when):
+        print("dies", flush=True)
+        kills.remove(when)
+        name = f"step-{options.wait_for:09}"
+        while options.wait_for and not any(options.directory.glob(f"{name}*")):
+            time.sleep(0.01)
+        os.kill(os.getppid() if options.launcher else os.getpid(), options.signal)
 
 
 class CountsUp(keras.callbacks.Callback):
@@ -175,6 +189,7 @@ def train(callbacks):
         epochs=options.epochs,
         verbose=0,
         validation_data=(x[:20], y[:20]),
+        validation_batch_size=options.validation,
         callbacks=[
             *callbacks,
             keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
@@ -215,6 +230,7 @@ kills = []
 report(
     **found,
     batches=dies.batches,
+    validations=dies.validations,
     here=trained_here,
     told=dies.epochs,
     count=up._count,
