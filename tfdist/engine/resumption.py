@@ -115,13 +115,17 @@ class Resumption:
             place = plain.decode(self.mine["data"], self._small)
             feed.restore(place, force="data" in self._other)
 
-    def put_callbacks(self, states: CallbackStates) -> None:
+    def put_callbacks(self, states: CallbackStates, *, anew: bool = False) -> None:
         """Gives callbacks what they remembered, and generators their states.
 
         Generators come last: who restores anything else may draw.
+
+        Args:
+            states: The states of the callbacks.
+            anew: See `CallbackStates.restore`.
         """
         chiefs = self.facts["workers"][self.facts["chief"]]["callbacks"]
-        states.restore(self.mine["callbacks"] or chiefs, self._small, chiefs)
+        states.restore(self.mine["callbacks"] or chiefs, self._small, chiefs, anew=anew)
         self._model.stop_training = bool(self.facts["stop"])
         randomness_state.restore(self.mine["random"])
 

@@ -187,7 +187,7 @@ class Training:
             return 0
         # What callbacks have done at its beginning, they had done before the position was taken.
         self._found.put_variables(only_rates=True)
-        self._found.put_callbacks(self._states)
+        self._found.put_callbacks(self._states, anew=True)
         self._found = None
         return self.batch
 
