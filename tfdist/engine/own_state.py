@@ -37,6 +37,7 @@ def capture(
     place = _place(training)
     return {
         "data": plain.encode(place, arrays if training.is_chief else None, "data"),
+        "held out": training.held_out.past() if training.held_out is not None else None,
         "random": randomness_state.capture(),
         "callbacks": states,
         "logs": plain.encode(training.logs),

@@ -70,9 +70,25 @@ class ShardReader:
                 if rows is None or sum(rows[self._worker]):
                     next(self._iterator, None)
 
+    def resume(self, epoch: int, batch: int, state: bytes | None) -> None:
+        """Goes on where another process was.
+
+        Args:
+            epoch: Number of the pass.
+            batch: Number of the batch; -1: the pass is over.
+            state: What `saved` has returned there, or None.
+        """
+        if not self._part.seeks and state is None:
+            self._part.begin(epoch if batch >= 0 else epoch + 1)
+        if batch >= 0:
+            self.go_to(epoch, batch, state)
+
     def saved(self) -> bytes | None:
         """Returns what `go_to` takes to find its place without reading, where there is such."""
-        return None if self._part.seeks else iterators.saved(self._iterator)
+        if self._part.seeks or not self._part.shuffles.is_known:
+            return None
+        state = iterators.saved(self._iterator)
+        return state if state is not None and self._part.shuffles.are_in(state) else None
 
     def next(self) -> Any:
         batch = self._next()

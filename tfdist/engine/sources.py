@@ -206,8 +206,7 @@ class Shards:
 
     def go_to(self, epoch: int, batch: int, iterators: int, state: bytes | None) -> None:
         """Goes on with a batch of a pass."""
-        if batch >= 0:
-            self._reader.go_to(epoch, batch, state)
+        self._reader.resume(epoch, batch, state)
 
     def reseed(self, seed: int) -> None:
         """Draws orders from another seed from now on."""

@@ -65,6 +65,7 @@ class Training:
         peers: The other workers.
         calls: The `CallbackList`.
         epochs: Number of the last epoch, as given to `fit`.
+        held_out: The `Feed` that is validated on, or None.
 
     Attributes:
         epoch: The epoch under way, or the next one between two epochs; from 0.
@@ -77,9 +78,12 @@ class Training:
             servers.
     """
 
-    def __init__(self, model: Any, feed: Any, peers: Peers, calls: Any, epochs: int):
+    def __init__(
+        self, model: Any, feed: Any, peers: Peers, calls: Any, epochs: int, held_out: Any = None
+    ):
         self.model = model
         self.feed = feed
+        self.held_out = held_out
         self.peers = peers
         self.epochs = epochs
         self.epoch = self.batch = self.step = 0
@@ -125,10 +129,10 @@ class Training:
             found.put_history(self._calls)
             # What shuffles comes in the order of a later pass when the program reads it again.
             with contextlib.suppress(ConfigError):
-                found.put_data(self.feed)
+                found.put_data(self.feed, self.held_out)
             found.put_callbacks(self._states)
             return True
-        found.put_data(self.feed)
+        found.put_data(self.feed, self.held_out)
         self._tables = callback_states.reopen_tables(self._calls.callbacks, found.facts["epoch"])
         return False
 
