@@ -53,28 +53,37 @@ class CallbackStates:
         self._callbacks = {
             name: each for name, each in _named(callbacks) if not isinstance(each, _WITHOUT)
         }
+        self._made = self._now()
         self._before: dict[str, dict[str, str]] = {}
 
     def begin(self) -> None:
         """Takes what the callbacks have now as what they begin with."""
-        self._before = {
+        self._before = self._now()
+
+    def _now(self) -> dict[str, dict[str, str]]:
+        return {
             name: _texts(callback)
             for name, callback in self._callbacks.items()
             if not _has_own(callback)
         }
 
-    def capture(self, arrays: dict[str, np.ndarray] | None) -> dict[str, Any]:
+    def capture(
+        self, arrays: dict[str, np.ndarray] | None, *, ended: bool = False
+    ) -> dict[str, Any]:
         """Returns what they remember, by name, fit for JSON.
 
         Args:
             arrays: Where arrays are put; None leaves them out.
+            ended: Whether training has ended: who goes on from here trains nothing, so that
+                nobody tells the callbacks that it begins.
         """
+        began = self._made if ended else self._before
         found: dict[str, Any] = {}
         for name, callback in self._callbacks.items():
             if _has_own(callback):
                 found[name] = {"own": self._encoded(callback.get_state(), arrays, name, "own")}
                 continue
-            before = self._before.get(name, {})
+            before = began.get(name, {})
             state = {}
             for key, text in _texts(callback).items():
                 if before.get(key) != text:

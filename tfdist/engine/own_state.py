@@ -31,7 +31,7 @@ def capture(
         callbacks: The states of its callbacks.
         arrays: Where arrays and long bytes are put; those of the chief are kept.
     """
-    states: dict[str, Any] | None = callbacks.capture(arrays)
+    states: dict[str, Any] | None = callbacks.capture(arrays, ended=training.has_ended)
     if not training.is_chief and len(json.dumps(states)) > _LONGEST:
         states = None
     place = _place(training)

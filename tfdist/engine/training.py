@@ -28,6 +28,7 @@ import numpy as np
 
 from tfdist.engine import accumulation
 from tfdist.engine import callback_states
+from tfdist.engine import callbacks as callback_rules
 from tfdist.engine import differences
 from tfdist.engine import own_state
 from tfdist.engine import plain
@@ -74,6 +75,7 @@ class Training:
         logs: What the last step returned.
         epoch_logs: Logs of the last epoch that has ended.
         is_over: Whether an earlier process has brought it to its end.
+        has_ended: Whether this process has.
         loop_state: What else the loop keeps within an epoch, fit for JSON; None but on parameter
             servers.
     """
@@ -89,7 +91,7 @@ class Training:
         self.epoch = self.batch = self.step = 0
         self.logs: Any = {}
         self.epoch_logs: Any = None
-        self.is_over = False
+        self.is_over = self.has_ended = False
         self.loop_state: Any = None
         #: Shapes of batches, where the step is Keras's own.
         self.kinds = Kinds() if has_watchers(calls) else None
@@ -190,10 +192,17 @@ class Training:
             self.batch = 0
             return 0
         # What callbacks have done at its beginning, they had done before the position was taken.
-        self._found.put_variables(only_rates=True)
+        self._found.put_variables(only_rates=not self._may_change_weights())
         self._found.put_callbacks(self._states, anew=True)
         self._found = None
         return self.batch
+
+    def _may_change_weights(self) -> bool:
+        """Whether a callback of the user's has something to do at the beginning of an epoch."""
+        return self.peers.any(
+            "whether an epoch begins with callbacks",
+            callback_rules.act_on_epoch_begin(self._calls.callbacks),
+        )
 
     def batches(self) -> Any:
         """Returns the batches of this epoch that are left to do."""
@@ -243,6 +252,7 @@ class Training:
 
     def close(self) -> None:
         """Ends it; after `on_train_end`."""
+        self.has_ended = True
         for watcher in self._watchers:
             watcher.close(self)
 
