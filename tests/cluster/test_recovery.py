@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.cloud_storage import CloudStorage
+from tests.support.harness import eventually
 from tests.support.harness import run_script
+from tests.support.harness import start_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "recovery" / "train.py"
 EPOCHS, STEPS = 4, 9
@@ -159,3 +162,28 @@ def test_a_run_that_has_ended_is_not_trained_again(tmp_path):
         assert again.result(worker)["history"] == first.result(worker)["history"]
         assert again.result(worker)["here"] == 0
     assert "nothing is trained" in again.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "workers"), [("default", 1), ("", 2)])
+def test_commits_on_cloud_storage_bring_a_run_back(strategy, workers, tmp_path):
+    args = ["--url", "gs://bucket/run", "--strategy", strategy, "--every", "2", "--reference"]
+    with CloudStorage() as storage:
+
+        def uploads(commit):
+            return [path for _, path in storage.requests if commit in path and "main.bin" in path]
+
+        with start_script(
+            SCRIPT,
+            workers=workers,
+            launcher_args=["--max-restarts", "2", "--grace", "3"],
+            args=[str(tmp_path / "run"), *args, *_kills("0:0:14")],
+            tmp_path=tmp_path,
+            env=storage.environ,
+        ) as job:
+            # The first has killed itself after 14 steps; the next is killed while it commits.
+            assert eventually(lambda: uploads("-i2-c1"), 120.0), job.output
+            job.kill("worker 0")
+            run = job.wait(250)
+        assert uploads("-i1-c")
+    _assert_exact(run, workers, 2)

@@ -23,6 +23,7 @@ import tfdist
 
 parser = argparse.ArgumentParser()
 parser.add_argument("directory", type=Path)
+parser.add_argument("--url", default=None, help="where commits are, if not in DIRECTORY")
 parser.add_argument("--strategy", default="")
 parser.add_argument("--kill", action="append", default=[])
 parser.add_argument("--signal", type=int, default=9)
@@ -203,8 +204,9 @@ if "commit" in kills:
     threading.Thread(target=die_in_a_commit, daemon=True).start()
 dies, up = Dies(), CountsUp()
 table = options.directory.with_suffix(f".{TASK}.csv")
+place = options.url or str(options.directory)
 backup = tfdist.callbacks.BackupAndRestore(
-    options.directory, save_every=every, delete_checkpoint=not options.keep_commits
+    place, save_every=every, delete_checkpoint=not options.keep_commits
 )
 # Arrays are read in another order where nothing is to be restored.
 again = tfdist.callbacks.BackupAndRestore(options.directory.with_suffix(".again"))
@@ -219,7 +221,7 @@ report(
     told=dies.epochs,
     count=up._count,
     table=table.read_text().splitlines() if table.exists() else [],
-    files=sorted(os.listdir(options.directory)) if TASK == 0 else [],
+    files=sorted(tf.io.gfile.listdir(place)) if TASK == 0 else [],
     undisturbed=train([again]) if options.reference else None,
     incarnation=INCARNATION,
 )
