@@ -25,6 +25,7 @@ from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.replicas import is_several_workers
 from tfdist.engine.sources import Shards
 from tfdist.engine.sources import drawn_seed
+from tfdist.engine.sources import place_of
 
 log = logging.getLogger("absl")
 
@@ -213,6 +214,16 @@ class Given:
             log.info("reading %d batches again to find the place in pass %d", batch, epoch + 1)
             for _ in range(batch):
                 self._reader.skip()
+
+    @property
+    def split(self) -> tuple[str, int, int]:
+        """How the open pass is split over workers and replicas."""
+        place = place_of(self._strategy)
+        return self.policy, place.workers, place.replicas
+
+    def go_on(self, epoch: int, batch: int, split: tuple[str, int, int]) -> bool:
+        """Returns False: what others have read is not known."""
+        return False
 
     def reseed(self, seed: int) -> None:
         """Draws orders from another seed from now on."""
