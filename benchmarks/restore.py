@@ -10,15 +10,16 @@ both columns, whatever lies before the place.
 
 | source | step 1,000,000 is |
 |---|---|
-| sequence | in the middle of a pass over 64 million examples that are made when they are asked for |
+| sequence | in the middle of a pass over 64 million examples, made when they are asked for |
 | arrays | in the middle of a pass over 2 million rows, in batches of one |
 | files | in the middle of a pass over 2 million records of 4 local TFRecord files, one a batch |
-| epochs | in pass 125,001 over 64 rows: the history of all epochs is part of a commit |
+| epochs | at the end of pass 125,000 over 64 rows: a commit holds the history of all of them |
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import os
@@ -107,10 +108,8 @@ def train(kind: str, folder: Path, directory: Path, batches: int) -> tuple[float
 
     every = 10 if batches > 10 else 10**9
     backup = tfdist.callbacks.BackupAndRestore(directory, save_every=every, asynchronous=False)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         model.fit(*data, epochs=10**6, verbose=0, callbacks=[backup, Ends()], **options)
-    except KeyboardInterrupt:
-        pass
     return first[0], first[1]
 
 

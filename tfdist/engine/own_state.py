@@ -1,4 +1,4 @@
-"""What one worker has of its own in a position: its place in the data, callbacks, generators."""
+"""What one worker has in a position: its place in the data, callbacks, generators, history."""
 
 from __future__ import annotations
 
@@ -43,6 +43,20 @@ def capture(
         "logs": plain.encode(training.logs),
         "weight": float(getattr(training.model.train_function, "weight", 1.0)),
     }
+
+
+def history(calls: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """Returns what the `History` of a `CallbackList` has, fit for JSON; None where there is none.
+
+    Args:
+        calls: The `CallbackList`.
+        arrays: Where arrays are put.
+    """
+    found = getattr(calls, "_history", None)
+    if found is None:
+        return None
+    told = {"epoch": getattr(found, "epoch", []), "history": found.history}
+    return plain.encode(told, arrays, "history")
 
 
 def _place(training: Training) -> dict[str, Any] | None:

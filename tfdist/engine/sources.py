@@ -106,7 +106,8 @@ class Source(Protocol):
         """Goes on in a pass that was split otherwise; returns whether it can.
 
         Args:
-            epoch, batch: As for `go_to`.
+            epoch: Number of the pass.
+            batch: Number of the batch in it.
             split: How the pass was split.
         """
 

@@ -192,17 +192,12 @@ class Training:
             self.batch = 0
             return 0
         # What callbacks have done at its beginning, they had done before the position was taken.
-        self._found.put_variables(only_rates=not self._may_change_weights())
+        acts = callback_rules.act_on_epoch_begin(self._calls.callbacks)
+        acts = self.peers.any("whether callbacks begin the epoch", acts)
+        self._found.put_variables(only_rates=not acts)
         self._found.put_callbacks(self._states, anew=True)
         self._found = None
         return self.batch
-
-    def _may_change_weights(self) -> bool:
-        """Whether a callback of the user's has something to do at the beginning of an epoch."""
-        return self.peers.any(
-            "whether an epoch begins with callbacks",
-            callback_rules.act_on_epoch_begin(self._calls.callbacks),
-        )
 
     def batches(self) -> Any:
         """Returns the batches of this epoch that are left to do."""
@@ -334,14 +329,6 @@ class Training:
         records, workers, arrays = position.take(entries, self.peers, own)
         if not self.is_chief:
             return None
-        history = getattr(self._calls, "_history", None)
-        told = None
-        if history is not None:
-            told = plain.encode(
-                {"epoch": getattr(history, "epoch", []), "history": history.history},
-                more,
-                "history",
-            )
         facts = {
             "epoch": self.epoch,
             "batch": self.batch,
@@ -352,7 +339,7 @@ class Training:
             "workers": workers,
             "kinds": self.kinds.shapes if self.kinds is not None else [],
             "chief": self.peers.group.chief_rank if self.peers.group is not None else 0,
-            "history": told,
+            "history": own_state.history(self._calls, more),
             "epoch_logs": plain.encode(self.epoch_logs),
             "loop": self.loop_state,
             "arrays": {
