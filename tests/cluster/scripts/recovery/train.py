@@ -84,14 +84,16 @@ class Dies(keras.callbacks.Callback):
         self.epochs = []
 
     def on_train_begin(self, logs=None):
-        if int(INCARNATION) < options.random and int(INCARNATION) % 2 % WORKERS == TASK:
-            seconds = random.Random(int(INCARNATION)).uniform(0.0, 1.5)
-            threading.Thread(target=die_after, args=[seconds], daemon=True).start()
+        # The first step takes seconds to compile on a busy machine, and a launcher gives up where
+        # five starts in a row have come no further: of three, two are killed after it.
+        if int(INCARNATION) % 3 == 0:
+            die_soon()
 
     def on_epoch_end(self, epoch, logs=None):
         self.epochs.append([epoch, logs["loss"]])
 
     def on_train_batch_end(self, batch, logs=None):
+        die_soon()
         if options.random and not done:
             time.sleep(0.03)
         self.batches += 1
@@ -122,6 +124,15 @@ class CountsUp(keras.callbacks.Callback):
     def set_state(self, state):
         assert state["pair"] == (1, 2.5)
         self._count = state["count"]
+
+
+def die_soon():
+    """Kills this process within a second or two, if this incarnation is to die: once."""
+    is_meant = int(INCARNATION) < options.random and int(INCARNATION) % 2 % WORKERS == TASK
+    if is_meant and not soon:
+        soon.append(True)
+        seconds = random.Random(int(INCARNATION)).uniform(0.0, 1.5)
+        threading.Thread(target=die_after, args=[seconds], daemon=True).start()
 
 
 def die_after(seconds):
@@ -195,7 +206,7 @@ def train(callbacks):
     }
 
 
-here, kills, done = [], [], []
+here, kills, done, soon = [], [], [], []
 for each in options.kill:
     incarnation, task, when = each.split(":")
     if incarnation == INCARNATION and task in ("all", str(TASK)):
