@@ -134,6 +134,27 @@ def test_another_number_of_workers_goes_on_at_the_same_example(before, after, tm
 
 
 @pytest.mark.slow
+def test_another_number_of_workers_ends_a_pass_over_files_that_others_have_begun(tmp_path):
+    import tensorflow as tf
+
+    for number, rows in enumerate(np.array_split(np.arange(70), 4)):
+        path = str(tmp_path / f"{number}.tfrecord")
+        with tf.io.TFRecordWriter(path, "GZIP") as file:  # Compressed: read in order.
+            for row in rows:
+                file.write(str(row).encode())
+    args = ["--data", "files", "--every", "4"]
+    killed = _run(tmp_path, *args, *_kills("0:all:15"), workers=2)
+    assert killed.code == 137, killed.output
+    run = _run(tmp_path, *args, workers=3)
+    assert run.code == 0, run.output
+    assert "was begun by another number of workers" in run.output
+    for worker in range(3):
+        result = run.result(f"worker {worker}")
+        assert result["seen"] == [[1.0, 1.0]] * len(result["epochs"])
+        assert result["here"] == result["iterations"] - 12
+
+
+@pytest.mark.slow
 def test_servers_go_on_from_the_last_commit_with_no_example_twice(tmp_path):
     run = run_script(
         SCRIPT.with_name("servers.py"),

@@ -80,11 +80,13 @@ class Shuffles:
             self.is_known = False
         if kind == "_ShuffleDataset":
             if int(dataset._buffer_size) != 1:  # Else TensorFlow leaves it out.
-                is_new = dataset._reshuffle_each_iteration is not False
+                is_new = getattr(dataset, "_reshuffle_each_iteration", None) is not False
                 yield _Shuffle(dataset, read, unread, is_new, kept)
             unread = 0
         elif kind == "_RandomDataset":
-            yield _Shuffle(dataset, read, unread, bool(dataset._rerandomize), kept)
+            yield _Shuffle(
+                dataset, read, unread, bool(getattr(dataset, "_rerandomize", True)), kept
+            )
         elif kind == "_RepeatDataset":
             times = int(dataset._count)
             # After the last repetition it is begun once more; not so where both become one.

@@ -176,6 +176,17 @@ def train(callbacks):
     arguments = {"batch_size": BATCH}
     if options.data == "arrays":
         data = (x, y)
+    elif options.data == "files":
+
+        def parse(record):
+            row = tf.strings.to_number(record, tf.int32)
+            return tf.gather(x, row), tf.gather(y, row)
+
+        pattern = str(options.directory.parent / "*.tfrecord")
+        data = (
+            tfdist.data.shard(pattern, global_batch_size=BATCH, shuffle=True, seed=3, parse=parse),
+        )
+        arguments = {}
     elif options.data == "sharded":
         data = (tfdist.data.shard((x, y), global_batch_size=BATCH, shuffle=True, seed=3),)
         arguments = {}
