@@ -151,7 +151,8 @@ def test_another_number_of_workers_ends_a_pass_over_files_that_others_have_begun
     for worker in range(3):
         result = run.result(f"worker {worker}")
         assert result["seen"] == [[1.0, 1.0]] * len(result["epochs"])
-        assert result["here"] == result["iterations"] - 12
+        # The newest commit is that of step 12, or the one before if that was being written.
+        assert result["here"] in (result["iterations"] - 12, result["iterations"] - 8)
 
 
 @pytest.mark.slow
