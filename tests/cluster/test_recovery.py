@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.cloud_storage import CloudStorage
+from tests.support.harness import eventually
 from tests.support.harness import run_script
+from tests.support.harness import start_script
 
 SCRIPT = Path(__file__).parent / "scripts" / "recovery" / "train.py"
 EPOCHS, STEPS = 4, 9
@@ -131,6 +134,28 @@ def test_another_number_of_workers_goes_on_at_the_same_example(before, after, tm
 
 
 @pytest.mark.slow
+def test_another_number_of_workers_ends_a_pass_over_files_that_others_have_begun(tmp_path):
+    import tensorflow as tf
+
+    for number, rows in enumerate(np.array_split(np.arange(70), 4)):
+        path = str(tmp_path / f"{number}.tfrecord")
+        with tf.io.TFRecordWriter(path, "GZIP") as file:  # Compressed: read in order.
+            for row in rows:
+                file.write(str(row).encode())
+    args = ["--data", "files", "--every", "4"]
+    killed = _run(tmp_path, *args, *_kills("0:all:15"), workers=2)
+    assert killed.code == 137, killed.output
+    run = _run(tmp_path, *args, workers=3)
+    assert run.code == 0, run.output
+    assert "was begun by another number of workers" in run.output
+    for worker in range(3):
+        result = run.result(f"worker {worker}")
+        assert result["seen"] == [[1.0, 1.0]] * len(result["epochs"])
+        # The newest commit is that of step 12, or the one before if that was being written.
+        assert result["here"] in (result["iterations"] - 12, result["iterations"] - 8)
+
+
+@pytest.mark.slow
 def test_servers_go_on_from_the_last_commit_with_no_example_twice(tmp_path):
     run = run_script(
         SCRIPT.with_name("servers.py"),
@@ -159,3 +184,28 @@ def test_a_run_that_has_ended_is_not_trained_again(tmp_path):
         assert again.result(worker)["history"] == first.result(worker)["history"]
         assert again.result(worker)["here"] == 0
     assert "nothing is trained" in again.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "workers"), [("default", 1), ("", 2)])
+def test_commits_on_cloud_storage_bring_a_run_back(strategy, workers, tmp_path):
+    args = ["--url", "gs://bucket/run", "--strategy", strategy, "--every", "2", "--reference"]
+    with CloudStorage() as storage:
+
+        def uploads(commit):
+            return [path for _, path in storage.requests if commit in path and "main.bin" in path]
+
+        with start_script(
+            SCRIPT,
+            workers=workers,
+            launcher_args=["--max-restarts", "2", "--grace", "3"],
+            args=[str(tmp_path / "run"), *args, *_kills("0:0:14")],
+            tmp_path=tmp_path,
+            env=storage.environ,
+        ) as job:
+            # The first has killed itself after 14 steps; the next is killed while it commits.
+            assert eventually(lambda: uploads("-i2-c1"), 120.0), job.output
+            job.kill("worker 0")
+            run = job.wait(250)
+        assert uploads("-i1-c")
+    _assert_exact(run, workers, 2)

@@ -89,6 +89,19 @@ def test_the_same_newest_commit_so_many_times_is_no_progress():
     assert not restarts.is_stalled
 
 
+def test_starts_that_were_killed_are_counted_as_a_third_and_followed_sooner():
+    restarts = Restarts(1.0, 60.0)
+    restarts.note_end({"/a": 7}, was_killed=True)
+    waits = []
+    while not restarts.is_stalled:
+        restarts.note_end({"/a": 7}, was_killed=True)
+        waits.append(restarts.seconds)
+    assert restarts.stalled == 3 * STALLED_STARTS
+    assert waits[:6] == [1, 1, 2, 2, 2, 4]
+    restarts.note_end({"/a": 8}, was_killed=True)
+    assert not restarts.is_stalled and restarts.seconds == 1
+
+
 def test_starts_in_vain_are_counted_from_the_record_of_a_run():
     vain = {"ended": "without a word", "resumed_step": 40}
     good = {"ended": "preempted", "resumed_step": 20, "saved_step": 40}

@@ -134,6 +134,120 @@ def test_a_callback_that_stops_is_where_it_was(tmp_path):
     assert len(history.epoch) < 9
 
 
+def unknown(rows=ROWS):
+    """Batches whose number nobody knows before, in a new order of files and rows in every pass."""
+    keras.utils.set_random_seed(3)
+    x = np.random.RandomState(0).randn(rows, 3).astype("float32")
+    parts = tf.data.Dataset.range(5).shuffle(5, seed=1)
+    numbers = parts.interleave(
+        lambda n: tf.data.Dataset.range(rows // 5).map(lambda row: n * (rows // 5) + row),
+        cycle_length=2,
+        num_parallel_calls=2,
+    )
+    chosen = numbers.filter(lambda row: row < rows - 4).shuffle(9, seed=2).batch(BATCH)
+    return chosen.map(lambda row: (tf.gather(x, row), tf.gather(x[:, :1], row)))
+
+
+@pytest.mark.parametrize("every", [1, "epoch"])
+def test_data_of_unknown_length_goes_on_in_the_order_of_the_next_pass(every, tmp_path):
+    _, whole, _ = fit(tmp_path / "whole", data=unknown())
+    # The newest commit is that of the last batch of the first pass, or the one after it.
+    fit(tmp_path / "run", STEPS + 1, data=unknown(), save_every=every)
+    _, history, interrupt = fit(tmp_path / "run", data=unknown())
+    assert interrupt.here.batches == STEPS * (EPOCHS - 1)
+    assert history.history == whole.history
+
+
+def test_validation_goes_on_in_its_order(tmp_path):
+    def train(directory, after=None):
+        seen = []
+
+        class Order(keras.metrics.Metric):
+            def update_state(self, y_true, y_pred, sample_weight=None):
+                if tf.executing_eagerly() and tf.is_tensor(y_true) and hasattr(y_true, "numpy"):
+                    seen.append(y_true.numpy().tolist())
+
+            def result(self):
+                return 0.0
+
+        model = build()
+        model.compile("adam", "mse", metrics=[Order()], run_eagerly=True)
+        backup = tfdist.callbacks.BackupAndRestore(directory, asynchronous=False)
+        interrupt = Interrupt(after)
+        with pytest.raises(KeyboardInterrupt) if after else contextlib.nullcontext():
+            model.fit(
+                dataset(16),
+                validation_data=dataset(24).skip(1),
+                epochs=3,
+                verbose=0,
+                callbacks=[backup, interrupt],
+            )
+        return seen
+
+    expected = train(tmp_path / "whole")
+    train(tmp_path / "run", 5)  # Two batches an epoch to train on, and two to validate.
+    assert train(tmp_path / "run") == expected[-4:]
+
+
+@pytest.mark.parametrize("after", [4, 12])
+def test_a_callback_takes_the_same_for_an_improvement(after, tmp_path):
+    def watches():
+        return [
+            keras.callbacks.ReduceLROnPlateau("loss", patience=0, factor=0.5, min_delta=0.2),
+            keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.2),
+        ]
+
+    _, whole, _ = fit(tmp_path / "whole", callbacks=watches(), epochs=6)
+    fit(tmp_path / "run", after, callbacks=watches(), epochs=6)
+    callbacks = watches()
+    _, history, _ = fit(tmp_path / "run", callbacks=callbacks, epochs=6)
+    assert history.history == whole.history
+    assert len(set(history.history["learning_rate"])) > 1
+    assert [callback.min_delta for callback in callbacks] == [-0.2, -0.2]
+
+
+def test_what_begins_an_epoch_is_done_once_for_it(tmp_path):
+    class Begins(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.is_first = False
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.is_first = True
+            kernel = self.model.layers[0].kernel
+            kernel.assign(kernel * 0.5)
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if self.is_first:
+                kernel = self.model.layers[0].kernel
+                kernel.assign(kernel + 0.1)
+            self.is_first = False
+
+    expected, whole, _ = fit(tmp_path / "whole", callbacks=[Begins()])
+    fit(tmp_path / "run", 8, callbacks=[Begins()])
+    model, history, interrupt = fit(tmp_path / "run", callbacks=[Begins()])
+    assert interrupt.here.batches == EPOCHS * STEPS - 6
+    assert equal(model, expected) and history.history == whole.history
+
+
+def test_an_ended_run_gives_callbacks_all_that_they_had(tmp_path):
+    def early():
+        return keras.callbacks.EarlyStopping("mae", patience=1, restore_best_weights=True)
+
+    def state(callback):
+        return {
+            key: value
+            for key, value in vars(callback).items()
+            if isinstance(value, (int, float, str)) and key != "min_delta"
+        }
+
+    first, again = early(), early()
+    fit(tmp_path, callbacks=[first])
+    fit(tmp_path, callbacks=[again])
+    assert state(again) == state(first) and "best_epoch" in state(first)
+    assert all(map(np.array_equal, again.best_weights, first.best_weights))
+
+
 def test_a_run_that_has_ended_gives_its_result_and_trains_nothing(tmp_path, undisturbed):
     fit(tmp_path, data=dataset())
     model, history, interrupt = fit(tmp_path)

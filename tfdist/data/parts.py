@@ -209,6 +209,17 @@ def cut(batch: Any, begin: int, end: int) -> Any:
     return tf.nest.map_structure(one, batch)
 
 
+def join(batches: list[Any]) -> Any:
+    """Returns the rows of several batches of the same structure as one batch."""
+
+    def one(*leaves: Any) -> Any:
+        if isinstance(leaves[0], tf.SparseTensor):
+            return tf.sparse.concat(0, list(leaves), expand_nonconcat_dims=True)
+        return None if leaves[0] is None else tf.concat(leaves, 0)
+
+    return tf.nest.map_structure(one, *batches) if len(batches) > 1 else batches[0]
+
+
 def seed_of(seed: int, epoch: int) -> int:
     """Returns the seed of one pass: of 63 bits, and another one in every pass."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{epoch}".encode()).digest()[:8], "big") >> 1

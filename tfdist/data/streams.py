@@ -15,6 +15,7 @@ from tfdist.data.parts import cut
 from tfdist.data.parts import open_rows
 from tfdist.data.parts import seed_of
 from tfdist.data.parts import spread
+from tfdist.data.shuffles import Shuffles
 
 
 class StreamPart:
@@ -40,6 +41,7 @@ class StreamPart:
         spec: Structure of `tf.TypeSpec` of a worker's batch.
         is_tagged: Whether an element is a batch and its tag.
         seeks: Whether `iterator` begins at any batch.
+        shuffles: Those of a pass, among them those of the dataset that is read.
     """
 
     seeks = False
@@ -69,7 +71,9 @@ class StreamPart:
         self.is_tagged = is_whole and place.workers > 1
         self._full = [sum(each) for each in spread(batch_size, place)]
         self.batches = self._count()
-        spec = self.pipeline(0).element_spec
+        pipeline = self.pipeline(0)
+        self.shuffles = Shuffles(pipeline)
+        spec = pipeline.element_spec
         self.spec = open_rows(spec[0] if self.is_tagged else spec)
 
     def rows(self, batch: int) -> list[list[int]] | None:
@@ -111,6 +115,14 @@ class StreamPart:
         """
         del batch
         return iter(as_read(self.pipeline(epoch)))
+
+    def begin(self, passes: int) -> None:
+        """Brings the shuffles of the dataset that is read to where passes have brought them."""
+        if self.shuffles.keeps_first and passes:
+            for _ in self._make(0):
+                pass
+            passes -= 1
+        self.shuffles.begin(passes)
 
     def _count(self) -> int | None:
         if self._lengths is None:

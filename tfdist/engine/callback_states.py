@@ -8,6 +8,7 @@ given other values for a restart keep those.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -19,6 +20,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.callbacks.monitor_callback import MonitorCallback
 
 from tfdist.engine import plain
 
@@ -51,37 +53,54 @@ class CallbackStates:
         self._callbacks = {
             name: each for name, each in _named(callbacks) if not isinstance(each, _WITHOUT)
         }
+        self._made = self._now()
         self._before: dict[str, dict[str, str]] = {}
 
     def begin(self) -> None:
         """Takes what the callbacks have now as what they begin with."""
-        self._before = {
+        self._before = self._now()
+
+    def _now(self) -> dict[str, dict[str, str]]:
+        return {
             name: _texts(callback)
             for name, callback in self._callbacks.items()
             if not _has_own(callback)
         }
 
-    def capture(self, arrays: dict[str, np.ndarray] | None) -> dict[str, Any]:
+    def capture(
+        self, arrays: dict[str, np.ndarray] | None, *, ended: bool = False
+    ) -> dict[str, Any]:
         """Returns what they remember, by name, fit for JSON.
 
         Args:
             arrays: Where arrays are put; None leaves them out.
+            ended: Whether training has ended: who goes on from here trains nothing, so that
+                nobody tells the callbacks that it begins.
         """
+        began = self._made if ended else self._before
         found: dict[str, Any] = {}
         for name, callback in self._callbacks.items():
             if _has_own(callback):
                 found[name] = {"own": self._encoded(callback.get_state(), arrays, name, "own")}
                 continue
-            before = self._before.get(name, {})
+            before = began.get(name, {})
             state = {}
             for key, text in _texts(callback).items():
                 if before.get(key) != text:
-                    state[key] = self._encoded(vars(callback)[key], arrays, name, key)
+                    value = _unsigned(callback, key, vars(callback)[key])
+                    state[key] = self._encoded(value, arrays, name, key)
             if state:
                 found[name] = {"attributes": state}
         return found
 
-    def restore(self, states: Mapping[str, Any], arrays: Any, chiefs: Mapping[str, Any]) -> None:
+    def restore(
+        self,
+        states: Mapping[str, Any],
+        arrays: Any,
+        chiefs: Mapping[str, Any],
+        *,
+        anew: bool = False,
+    ) -> None:
         """Gives callbacks of the same names what was captured.
 
         Args:
@@ -89,7 +108,13 @@ class CallbackStates:
             arrays: Mapping of name to array, those of the chief.
             chiefs: What `capture` has returned on the chief, for callbacks that have arrays here
                 which the chief's have not.
+            anew: Whether what they have changed meanwhile and what was not captured gets the value
+                again that they began with.
         """
+        if anew:
+            for name, callback in self._callbacks.items():
+                if not _has_own(callback):
+                    _begin_anew(callback, self._before.get(name, {}))
         for name, state in states.items():
             callback = self._callbacks.get(name)
             if callback is None:
@@ -103,7 +128,7 @@ class CallbackStates:
                 callback.set_state(found["own"])
             else:
                 for key, value in found["attributes"].items():
-                    setattr(callback, key, value)
+                    setattr(callback, key, _signed(callback, key, value))
 
     def _encoded(self, value: Any, arrays: dict[str, np.ndarray] | None, *name: str) -> Any:
         if arrays is None:
@@ -133,15 +158,43 @@ def _texts(callback: Any) -> dict[str, str]:
             continue
         arrays: dict[str, np.ndarray] = {}
         try:
-            text = json.dumps(plain.encode(value, arrays), sort_keys=True)
+            text = json.dumps(plain.encode(_unsigned(callback, key, value), arrays), sort_keys=True)
         except (plain.NotPlainError, RecursionError):
             continue
         if len(text) > _LONGEST:
             log.warning("%s.%s is too long to be saved", type(callback).__name__, key)
             continue
         text += "".join(map(_mark, arrays.values()))
-        found[key] = text if len(text) < 200 else str(hash(text))
+        found[key] = text if len(text) < 200 else f"#{hash(text)}"  # This is no JSON.
     return found
+
+
+def _begin_anew(callback: Any, before: dict[str, str]) -> None:
+    """Gives attributes that have changed the values of `before`, where that holds them."""
+    for key, text in _texts(callback).items():
+        if before.get(key, text) != text:
+            with contextlib.suppress(ValueError):
+                setattr(callback, key, plain.decode(json.loads(before[key])))
+
+
+def _unsigned(callback: Any, key: str, value: Any) -> Any:
+    """Returns what is saved of an attribute.
+
+    Keras makes `min_delta` negative where less is better, once a process: when it finds out, and
+    sets `monitor_op`, which is a function and not saved.
+    """
+    return abs(value) if _is_turned(callback, key) and isinstance(value, (int, float)) else value
+
+
+def _signed(callback: Any, key: str, value: Any) -> Any:
+    """Returns what an attribute gets, given what was saved of it."""
+    if not _is_turned(callback, key) or not isinstance(value, (int, float)):
+        return value
+    return -abs(value) if callback.monitor_op is keras.ops.less else abs(value)
+
+
+def _is_turned(callback: Any, key: str) -> bool:
+    return key == "min_delta" and isinstance(callback, MonitorCallback)
 
 
 def _mark(array: np.ndarray) -> str:

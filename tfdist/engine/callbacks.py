@@ -93,6 +93,11 @@ def have_own_batch_hooks(callbacks: list[Any]) -> bool:
     return _has_hook(_free(callbacks), tuple(steps))
 
 
+def act_on_epoch_begin(callbacks: list[Any]) -> bool:
+    """Whether one that is not Keras's wants to be called when an epoch begins."""
+    return _has_hook(_free(callbacks), ("on_epoch_begin",))
+
+
 def read_every_log(callbacks: list[Any]) -> bool:
     """Whether one of them may look at the logs of every step, not only to draw them."""
     hooks = ("on_train_batch_end", "on_batch_end", "on_test_batch_end")

@@ -13,6 +13,7 @@ from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import generator_data_adapter
 
 from tfdist.data.parts import describe
+from tfdist.data.shuffles import Shuffles
 from tfdist.engine import arrays
 from tfdist.engine import seeds
 from tfdist.engine import sparse_rows
@@ -24,6 +25,7 @@ from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.replicas import is_several_workers
 from tfdist.engine.sources import Shards
 from tfdist.engine.sources import drawn_seed
+from tfdist.engine.sources import place_of
 
 log = logging.getLogger("absl")
 
@@ -95,10 +97,12 @@ class Given:
         if self._unseeded and arrays.is_shuffled_array(self.adapter):
             dataset = arrays.shuffled_arrays(self.adapter)
         self._dataset = dataset
+        self._shuffles = Shuffles(dataset)
+        shuffles = self._shuffles if self._recoverable else None
         if is_asynchronous(strategy):
             # The coordinator reads all of it, as one device would.
             self.policy, self.spec = "off", dataset.element_spec
-            self._reader = WholeReader(dataset, self._recoverable)
+            self._reader = WholeReader(dataset, shuffles)
             return
         if isinstance(dataset, tf.data.Dataset):
             dataset, self.policy = _sharded(sparse_rows.split_dataset(dataset), several)
@@ -106,7 +110,7 @@ class Given:
         self.spec = sparse_rows.join(tree.map_structure(_first_replica, dataset.element_spec))
         ends = self.cardinality if self.policy == "example" else None
         ours = self.policy != "given"
-        self._reader = reader_for(strategy, dataset, ends, ours, self._recoverable)
+        self._reader = reader_for(strategy, dataset, ends, ours, shuffles)
 
     @property
     def spare(self) -> bool:
@@ -180,14 +184,25 @@ class Given:
             return
         self._is_over = batch > 0 and batch == self.cardinality
         if self._is_over:
-            state, batch = None, 0
-        # What shuffles anew for every iterator is only in its order after as many of them. One more
-        # is made where a state is put back.
-        for _ in range(iterators - 2 if state is not None else iterators):
-            self._reader.start()
+            state, batch = None, -1
         if state is not None:
+            # How often each shuffle was begun is in it.
             self._reader.restore(batch, state)
             return
+        # Passes that were read before, and iterators that Keras would have made and not read.
+        read = epoch + 1 if batch < 0 else epoch
+        unread = max(0, iterators - epoch - 1)
+        if self._shuffles.keeps_first and read:
+            log.info("reading a pass again for the cache of the data, which holds its order")
+            self._reader.pass_over()
+            read -= 1
+        if self._shuffles.is_known:
+            self._shuffles.begin(read, unread)
+        else:
+            for _ in range(read + unread):
+                self._reader.start()
+        if batch >= 0:
+            self._reader.start()
         if batch > 0 and _is_shuffled_otherwise(self._dataset):
             log.warning(
                 "the data is shuffled without a seed: pass %d goes on in another order than before "
@@ -199,6 +214,16 @@ class Given:
             log.info("reading %d batches again to find the place in pass %d", batch, epoch + 1)
             for _ in range(batch):
                 self._reader.skip()
+
+    @property
+    def split(self) -> tuple[str, int, int]:
+        """How the open pass is split over workers and replicas."""
+        place = place_of(self._strategy)
+        return self.policy, place.workers, place.replicas
+
+    def go_on(self, epoch: int, batch: int, split: tuple[str, int, int]) -> bool:
+        """Returns False: what others have read is not known."""
+        return False
 
     def reseed(self, seed: int) -> None:
         """Draws orders from another seed from now on."""

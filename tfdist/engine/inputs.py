@@ -23,7 +23,6 @@ from tfdist.engine.given import Given
 from tfdist.engine.input_wait import InputWait
 from tfdist.engine.sources import Shards
 from tfdist.engine.sources import Source
-from tfdist.engine.sources import place_of
 from tfdist.errors import ConfigError
 
 log = logging.getLogger("absl")
@@ -170,17 +169,17 @@ class Feed:
             taken: Batches of the open pass that the loop has dealt with, if it has read more.
         """
         behind = taken is not None and taken != self._taken
-        place = place_of(self.strategy)
+        policy, workers, replicas = self._source.split
         return {
             "kind": self._source.kind,
             "epoch": self._passes,
             "batch": self._taken if taken is None else taken,
             "open": self._open,
-            "policy": self.policy,
+            "policy": policy,
             "seed": self._source.seed,
             "iterators": self._iterators,
-            "workers": place.workers,
-            "replicas": place.replicas,
+            "workers": workers,
+            "replicas": replicas,
             "fingerprint": self._fingerprint,
             "iterator": self._source.saved() if self._open and not behind else None,
         }
@@ -211,16 +210,17 @@ class Feed:
         if self.steps is not None:
             self._length = self._taken or None
         self._open = self._resumed = position["open"]
-        place = place_of(self.strategy)
-        same = (place.workers, place.replicas) == (position["workers"], position["replicas"])
-        split_apart = {self.policy, position["policy"]} & {"file", "given"}
-        if split_apart and self._open and place.workers != position["workers"]:
+        mine_now = self._source.split
+        split = position["policy"], position["workers"], position["replicas"]
+        if {split[0], mine_now[0]} & {"file", "given"} and self._open and split != mine_now:
+            if self._source.go_on(self._passes - 1, self._taken, split):
+                return
             log.warning(
                 "each of %d workers has read files or examples of its own, and there are %d now: "
                 "the rest of pass %d holds some examples twice and others never; later passes "
                 "are whole",
-                position["workers"],
-                place.workers,
+                split[1],
+                mine_now[1],
                 self._passes,
             )
         if self._passes:
@@ -228,8 +228,26 @@ class Feed:
                 self._passes - 1,
                 self._taken if self._open else -1,
                 self._iterators,
-                position["iterator"] if same else None,
+                position["iterator"] if split[1:] == mine_now[1:] else None,
             )
+
+    def past(self) -> dict[str, Any]:
+        """Returns which passes lie behind a feed that is always read from its start, as JSON."""
+        return {
+            "epoch": self._passes,
+            "iterators": self._iterators,
+            "fingerprint": self._fingerprint,
+            "seed": self._source.seed,
+        }
+
+    def restore_past(self, past: dict[str, Any]) -> None:
+        """Lets the next pass come in the order that it would have after those passes."""
+        if past["fingerprint"] != self._fingerprint or not past["epoch"]:
+            return
+        if past["seed"] is not None and past["seed"] != self._source.seed:
+            self._source.reseed(past["seed"])
+        self._passes, self._iterators = past["epoch"], past["iterators"]
+        self._source.go_to(self._passes - 1, -1, self._iterators, None)
 
     def _start(self) -> None:
         self._source.start(self._passes)

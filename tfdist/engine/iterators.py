@@ -6,7 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-_OF_SHUFFLE = b"@@epoch_num_random_samples"  # As TensorFlow names it.
 _FAIL = 2  # Of `tf.data.experimental.ExternalStatePolicy`.
 
 
@@ -23,15 +22,6 @@ def saved(iterator: Any) -> bytes | None:
     except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError):
         return None
     return bytes(tf.io.serialize_tensor(state).numpy())
-
-
-def shuffles_in(state: bytes | None) -> int:
-    """Returns how many shuffles have their part in a state.
-
-    One whose data has been read to its end has none. Restored without it, the shuffle counts one
-    iterator too many, and all later passes come in another order.
-    """
-    return 0 if state is None else state.count(_OF_SHUFFLE)
 
 
 def restore(iterator: Any, state: bytes) -> None:

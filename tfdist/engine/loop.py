@@ -80,7 +80,7 @@ def fit(model: Any, asked: FitArguments) -> Any:
             model.make_train_function()
             if is_watched and isinstance(model.train_function, StepFunction):
                 model.train_function.traces_alike = _has_fixed_inner_shapes(feed.spec)
-            with Training(model, feed, peers, calls, asked.epochs) as training:
+            with Training(model, feed, peers, calls, asked.epochs, held_out) as training:
                 return _fit(training, calls, validate if held_out is not None else None, asked)
 
 

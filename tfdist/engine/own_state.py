@@ -1,4 +1,4 @@
-"""What one worker has of its own in a position: its place in the data, callbacks, generators."""
+"""What one worker has in a position: its place in the data, callbacks, generators, history."""
 
 from __future__ import annotations
 
@@ -31,17 +31,32 @@ def capture(
         callbacks: The states of its callbacks.
         arrays: Where arrays and long bytes are put; those of the chief are kept.
     """
-    states: dict[str, Any] | None = callbacks.capture(arrays)
+    states: dict[str, Any] | None = callbacks.capture(arrays, ended=training.has_ended)
     if not training.is_chief and len(json.dumps(states)) > _LONGEST:
         states = None
     place = _place(training)
     return {
         "data": plain.encode(place, arrays if training.is_chief else None, "data"),
+        "held out": training.held_out.past() if training.held_out is not None else None,
         "random": randomness_state.capture(),
         "callbacks": states,
         "logs": plain.encode(training.logs),
         "weight": float(getattr(training.model.train_function, "weight", 1.0)),
     }
+
+
+def history(calls: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """Returns what the `History` of a `CallbackList` has, fit for JSON; None where there is none.
+
+    Args:
+        calls: The `CallbackList`.
+        arrays: Where arrays are put.
+    """
+    found = getattr(calls, "_history", None)
+    if found is None:
+        return None
+    told = {"epoch": getattr(found, "epoch", []), "history": found.history}
+    return plain.encode(told, arrays, "history")
 
 
 def _place(training: Training) -> dict[str, Any] | None:

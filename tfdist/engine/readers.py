@@ -18,6 +18,7 @@ from tensorflow.python.ops import gen_dataset_ops
 
 from tfdist.cluster import current
 from tfdist.data.parts import without_tuning
+from tfdist.data.shuffles import Shuffles
 from tfdist.engine import iterators
 from tfdist.engine.batch import Batch
 from tfdist.engine.batch import Packing
@@ -56,6 +57,9 @@ class Reader(Protocol):
     def skip(self) -> None:
         """Reads a batch, or the end, and drops it."""
 
+    def pass_over(self) -> None:
+        """Reads the data from its start to its end, and drops it."""
+
     def saved(self) -> bytes | None:
         """Returns the state of what is read, or None if TensorFlow cannot save it."""
 
@@ -64,7 +68,11 @@ class Reader(Protocol):
 
 
 def reader_for(
-    strategy: Any, distributed: Any, batches: int | None, ours: bool, saves: bool = False
+    strategy: Any,
+    distributed: Any,
+    batches: int | None,
+    ours: bool,
+    shuffles: Shuffles | None = None,
 ) -> Reader:
     """Returns the reader that suits the devices.
 
@@ -74,13 +82,14 @@ def reader_for(
         batches: Global batches in the data, the same number on every worker; -1 if it never ends,
             None if it is not known or not the same.
         ours: Whether `distributed` was made by us from a `tf.data.Dataset`.
-        saves: Whether the reader is to save its state, also where that is slower.
+        shuffles: Those of the data, where the reader is to save its state, also where that is
+            slower.
     """
     if isinstance(distributed, tf.data.Dataset):  # The default strategy's way.
-        return LocalReader(strategy, distributed, batches, saves)
-    suits = is_on_cpu(strategy) or saves
+        return LocalReader(strategy, distributed, batches, shuffles)
+    suits = is_on_cpu(strategy) or shuffles is not None
     if ours and suits and len(distributed._cloned_datasets) == 1:
-        return LocalReader(strategy, distributed._cloned_datasets[0], batches, saves)
+        return LocalReader(strategy, distributed._cloned_datasets[0], batches, shuffles)
     return DistributedReader(strategy, distributed)
 
 
@@ -90,8 +99,7 @@ class LocalReader:
     Args:
         strategy: The strategy of the model.
         dataset: This worker's part, in batches of one replica.
-        batches: As for `reader_for`.
-        saves: Whether its state is to be saved.
+        batches, shuffles: As for `reader_for`.
     """
 
     def __init__(
@@ -99,12 +107,11 @@ class LocalReader:
         strategy: Any,
         dataset: tf.data.Dataset,
         batches: int | None,
-        saves: bool = False,
+        shuffles: Shuffles | None = None,
     ):
         self.waiting: Waiting | None = Waiting()
         self._waiting = self.waiting
-        self._saves = saves
-        self._shuffles = 0
+        self._shuffles = shuffles
         self._shares = Shares(strategy)
         self._replicas = self._shares.local_replicas
         # While a step runs the next batch is made.
@@ -119,11 +126,13 @@ class LocalReader:
     def start(self) -> None:
         self._iterator = iter(self._dataset)
         self._left = self._batches
-        self._shuffles = _shuffles_of(self._iterator) if self._saves else 0
 
     def skip(self) -> None:
         self._read()
         self._count()
+
+    def pass_over(self) -> None:
+        _read_through(self._dataset)
 
     def saved(self) -> bytes | None:
         return _saved_with(self._shuffles, self._iterator)
@@ -185,24 +194,25 @@ class WholeReader:
 
     Args:
         dataset: A `tf.data.Dataset`.
-        saves: Whether its state is to be saved.
+        shuffles: Those of the data, where its state is to be saved.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, saves: bool = False):
+    def __init__(self, dataset: tf.data.Dataset, shuffles: Shuffles | None = None):
         self.waiting: Waiting | None = Waiting()
         self._waiting = self.waiting
-        self._saves = saves
-        self._shuffles = 0
+        self._shuffles = shuffles
         packed = dataset.map(Parcels(dataset.element_spec).pack)
         self._dataset = without_tuning(packed.prefetch(tf.data.AUTOTUNE))
         self._iterator: Any = None
 
     def start(self) -> None:
         self._iterator = iter(self._dataset)
-        self._shuffles = _shuffles_of(self._iterator) if self._saves else 0
 
     def skip(self) -> None:
         next(self._iterator, None)
+
+    def pass_over(self) -> None:
+        _read_through(self._dataset)
 
     def saved(self) -> bytes | None:
         return _saved_with(self._shuffles, self._iterator)
@@ -227,14 +237,15 @@ class WholeReader:
         return Packed(*(tensor.numpy() for tensor in tensors))
 
 
-def _shuffles_of(fresh: Any) -> int:
-    return iterators.shuffles_in(iterators.saved(fresh))
+def _read_through(dataset: tf.data.Dataset) -> None:
+    for _ in dataset:
+        pass
 
 
-def _saved_with(shuffles: int, iterator: Any) -> bytes | None:
+def _saved_with(shuffles: Shuffles | None, iterator: Any) -> bytes | None:
     """Returns the state of an iterator, or None where not all of its shuffles are in it."""
-    state = iterators.saved(iterator)
-    return state if iterators.shuffles_in(state) >= shuffles else None
+    state = iterators.saved(iterator) if shuffles is not None and shuffles.is_known else None
+    return state if state is None or shuffles is None or shuffles.are_in(state) else None
 
 
 class DistributedReader:
@@ -262,6 +273,11 @@ class DistributedReader:
 
     def skip(self) -> None:
         self._pull(self._iterator)
+
+    def pass_over(self) -> None:
+        iterator = iter(self._distributed)
+        while self._pull(iterator).has_value():
+            pass
 
     def saved(self) -> bytes | None:
         return None

@@ -109,19 +109,26 @@ class Resumption:
             history.epoch, history.history = told["epoch"], told["history"]
             self._model.history = history
 
-    def put_data(self, feed: Any) -> None:
-        """Lets a feed go on from its place, if it has one."""
+    def put_data(self, feed: Any, held_out: Any = None) -> None:
+        """Lets a feed go on from its place, if it has one, and validation from its."""
+        past = self.mine.get("held out")
+        if held_out is not None and past is not None:
+            held_out.restore_past(past)  # First: both may be of one dataset.
         if self.mine["data"] is not None and callable(getattr(feed, "restore", None)):
             place = plain.decode(self.mine["data"], self._small)
             feed.restore(place, force="data" in self._other)
 
-    def put_callbacks(self, states: CallbackStates) -> None:
+    def put_callbacks(self, states: CallbackStates, *, anew: bool = False) -> None:
         """Gives callbacks what they remembered, and generators their states.
 
         Generators come last: who restores anything else may draw.
+
+        Args:
+            states: The states of the callbacks.
+            anew: See `CallbackStates.restore`.
         """
         chiefs = self.facts["workers"][self.facts["chief"]]["callbacks"]
-        states.restore(self.mine["callbacks"] or chiefs, self._small, chiefs)
+        states.restore(self.mine["callbacks"] or chiefs, self._small, chiefs, anew=anew)
         self._model.stop_training = bool(self.facts["stop"])
         randomness_state.restore(self.mine["random"])
 

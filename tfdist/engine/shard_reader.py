@@ -19,6 +19,7 @@ from tfdist.engine.parcels import Parcels
 from tfdist.engine.readers import Shares
 from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.replicas import is_composite
+from tfdist.engine.rest_of_pass import RestOfPass
 from tfdist.errors import DisagreementError
 
 log = logging.getLogger("absl")
@@ -49,6 +50,7 @@ class ShardReader:
         self._epoch, self._batch = -1, 0
         self._read_here = self._read_by_all = 0
         self._iterator: Any = None
+        self._rest: RestOfPass | None = None
 
     def go_to(self, epoch: int, batch: int, state: bytes | None = None) -> None:
         """Goes on with a batch of a pass.
@@ -58,7 +60,7 @@ class ShardReader:
             batch: Number of the batch.
             state: What `saved` has returned there, or None.
         """
-        self._epoch, self._batch = epoch, batch
+        self._epoch, self._batch, self._rest = epoch, batch, None
         self._read_here = self._read_by_all = 0
         self._iterator = self._part.iterator(epoch, batch)
         if state is not None and not self._part.seeks:
@@ -70,9 +72,40 @@ class ShardReader:
                 if rows is None or sum(rows[self._worker]):
                     next(self._iterator, None)
 
+    def resume(self, epoch: int, batch: int, state: bytes | None) -> None:
+        """Goes on where another process was.
+
+        Args:
+            epoch: Number of the pass.
+            batch: Number of the batch; -1: the pass is over.
+            state: What `saved` has returned there, or None.
+        """
+        if not self._part.seeks and state is None:
+            self._part.begin(epoch if batch >= 0 else epoch + 1)
+        if batch >= 0:
+            self.go_to(epoch, batch, state)
+
+    def go_on(self, rest: RestOfPass, epoch: int, batch: int) -> None:
+        """Goes on with what other workers have left of a pass.
+
+        Args:
+            rest: What they have left.
+            epoch: Number of the pass.
+            batch: Number of the batch.
+        """
+        if not self._part.seeks:
+            self._part.begin(epoch + 1)
+        self._epoch, self._batch, self._rest = epoch, batch, rest
+        self._read_here = self._read_by_all = 0
+
     def saved(self) -> bytes | None:
         """Returns what `go_to` takes to find its place without reading, where there is such."""
-        return None if self._part.seeks else iterators.saved(self._iterator)
+        if self._rest is not None:
+            return None
+        if self._part.seeks or not self._part.shuffles.is_known:
+            return None
+        state = iterators.saved(self._iterator)
+        return state if state is not None and self._part.shuffles.are_in(state) else None
 
     def next(self) -> Any:
         batch = self._next()
@@ -89,10 +122,16 @@ class ShardReader:
 
     def _next(self) -> Any:
         part = self._part
-        if part.batches is not None and self._batch >= part.batches:
+        if self._rest is None and part.batches is not None and self._batch >= part.batches:
             return None
-        everyone = part.rows(self._batch)
-        if everyone is None:
+        everyone = None if self._rest is not None else part.rows(self._batch)
+        if self._rest is not None:
+            with self.waiting:
+                found = self._rest.next()
+            if found is None:
+                return None
+            data, everyone = found
+        elif everyone is None:
             found = self._told()
             if found is None:
                 return None

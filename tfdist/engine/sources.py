@@ -24,6 +24,7 @@ from tfdist.engine.input_wait import Waiting
 from tfdist.engine.replicas import is_asynchronous
 from tfdist.engine.replicas import is_several_workers
 from tfdist.engine.replicas import local_devices
+from tfdist.engine.rest_of_pass import RestOfPass
 from tfdist.engine.shard_reader import ShardReader
 from tfdist.engine.shard_reader import has_fixed_parts
 from tfdist.errors import DisagreementError
@@ -43,12 +44,17 @@ class Source(Protocol):
         cardinality: Batches of the data: -1 if it never ends, None if that is not known.
         waiting: Time waited for the data, or None where that is not known.
         spare: Whether Keras makes an iterator at the end of a pass that it never reads.
+        split: How the open pass is split: by which policy, over how many workers, of how many
+            replicas.
     """
 
     kind: str
     spec: Any
     policy: str
     seed: int | None
+
+    @property
+    def split(self) -> tuple[str, int, int]: ...
 
     @property
     def spare(self) -> bool: ...
@@ -96,6 +102,15 @@ class Source(Protocol):
             state: What `saved` has returned there, or None.
         """
 
+    def go_on(self, epoch: int, batch: int, split: tuple[str, int, int]) -> bool:
+        """Goes on in a pass that was split otherwise; returns whether it can.
+
+        Args:
+            epoch: Number of the pass.
+            batch: Number of the batch in it.
+            split: How the pass was split.
+        """
+
     def reseed(self, seed: int) -> None:
         """Draws orders from another seed from now on."""
 
@@ -116,6 +131,7 @@ class Shards:
             data = data.mapped(tf_dataset_adapter.make_class_weight_map_fn(class_weight))
         self._strategy = strategy
         self._data = data
+        self._other: tuple[str, int, int] | None = None
         self.place = place_of(strategy)
         self.kind = data.facts.kind
         self.seed = drawn_seed() if data.shuffle and data.seed is None else data.seed
@@ -191,6 +207,7 @@ class Shards:
 
     def start(self, epoch: int) -> None:
         """Begins a pass, given its number."""
+        self._other = None
         self._reader.go_to(epoch, 0)
 
     def spare_iterator(self) -> None:
@@ -206,8 +223,27 @@ class Shards:
 
     def go_to(self, epoch: int, batch: int, iterators: int, state: bytes | None) -> None:
         """Goes on with a batch of a pass."""
-        if batch >= 0:
-            self._reader.go_to(epoch, batch, state)
+        self._reader.resume(epoch, batch, state)
+
+    @property
+    def split(self) -> tuple[str, int, int]:
+        """How the open pass is split over workers and replicas."""
+        return self._other or (self.policy, self.place.workers, self.place.replicas)
+
+    def go_on(self, epoch: int, batch: int, split: tuple[str, int, int]) -> bool:
+        """Goes on in a pass that was split otherwise; returns whether it can."""
+        policy, workers, replicas = split
+        # Where all read the same stream, its global batches are those of one worker.
+        layout = (1, 1) if policy == "example" else (workers, replicas)
+        if self._data.policy_for(layout[0]).name != policy:
+            return False
+        places = [Place(layout[0], worker, layout[1]) for worker in range(layout[0])]
+        parts = [self._data.part(place, self.seed or 0) for place in places]
+        if any(part.seeks for part in parts):
+            return False
+        self._other = split
+        self._reader.go_on(RestOfPass(parts, self.place, epoch, batch), epoch, batch)
+        return True
 
     def reseed(self, seed: int) -> None:
         """Draws orders from another seed from now on."""

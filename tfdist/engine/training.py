@@ -27,6 +27,7 @@ import numpy as np
 
 from tfdist.engine import accumulation
 from tfdist.engine import callback_states
+from tfdist.engine import callbacks as callback_rules
 from tfdist.engine import differences
 from tfdist.engine import own_state
 from tfdist.engine import plain
@@ -63,6 +64,7 @@ class Training:
         peers: The other workers.
         calls: The `CallbackList`.
         epochs: Number of the last epoch, as given to `fit`.
+        held_out: The `Feed` that is validated on, or None.
 
     Attributes:
         epoch: The epoch under way, or the next one between two epochs; from 0.
@@ -72,20 +74,24 @@ class Training:
         epoch_logs: Logs of the last epoch that has ended.
         trained_logs: Logs of the steps of the epoch under way, while it is validated; else None.
         is_over: Whether an earlier process has brought it to its end.
+        has_ended: Whether this process has.
         loop_state: What else the loop keeps within an epoch, fit for JSON; None but on parameter
             servers.
     """
 
-    def __init__(self, model: Any, feed: Any, peers: Peers, calls: Any, epochs: int):
+    def __init__(
+        self, model: Any, feed: Any, peers: Peers, calls: Any, epochs: int, held_out: Any = None
+    ):
         self.model = model
         self.feed = feed
+        self.held_out = held_out
         self.peers = peers
         self.epochs = epochs
         self.epoch = self.batch = self.step = 0
         self.logs: Any = {}
         self.epoch_logs: Any = None
         self.trained_logs: Any = None
-        self.is_over = False
+        self.is_over = self.has_ended = False
         self.loop_state: Any = None
         #: Shapes of batches, where the step is Keras's own.
         self.kinds = Kinds() if has_watchers(calls) else None
@@ -125,10 +131,10 @@ class Training:
             found.put_history(self._calls)
             # What shuffles comes in the order of a later pass when the program reads it again.
             with contextlib.suppress(ConfigError):
-                found.put_data(self.feed)
+                found.put_data(self.feed, self.held_out)
             found.put_callbacks(self._states)
             return True
-        found.put_data(self.feed)
+        found.put_data(self.feed, self.held_out)
         self._tables = callback_states.reopen_tables(self._calls.callbacks, found.facts["epoch"])
         return False
 
@@ -187,8 +193,10 @@ class Training:
             self.batch = 0
             return 0
         # What callbacks have done at its beginning, they had done before the position was taken.
-        self._found.put_variables(only_rates=True)
-        self._found.put_callbacks(self._states)
+        acts = callback_rules.act_on_epoch_begin(self._calls.callbacks)
+        acts = self.peers.any("whether callbacks begin the epoch", acts)
+        self._found.put_variables(only_rates=not acts)
+        self._found.put_callbacks(self._states, anew=True)
         self._found = None
         return self.batch
 
@@ -250,6 +258,7 @@ class Training:
 
     def close(self) -> None:
         """Ends it; after `on_train_end`."""
+        self.has_ended = True
         for watcher in self._watchers:
             watcher.close(self)
 
@@ -326,14 +335,6 @@ class Training:
         records, workers, arrays = position.take(entries, self.peers, own)
         if not self.is_chief:
             return None
-        history = getattr(self._calls, "_history", None)
-        told = None
-        if history is not None:
-            told = plain.encode(
-                {"epoch": getattr(history, "epoch", []), "history": history.history},
-                more,
-                "history",
-            )
         facts = {
             "epoch": self.epoch,
             "batch": self.batch,
@@ -344,7 +345,7 @@ class Training:
             "workers": workers,
             "kinds": self.kinds.shapes if self.kinds is not None else [],
             "chief": self.peers.group.chief_rank if self.peers.group is not None else 0,
-            "history": told,
+            "history": own_state.history(self._calls, more),
             "epoch_logs": plain.encode(self.epoch_logs),
             "trained_logs": plain.encode(self.trained_logs),
             "loop": self.loop_state,

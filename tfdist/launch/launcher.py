@@ -168,7 +168,8 @@ class _Job:
                 )
                 outcome = supervisor.run()
             finally:
-                self._restarts.note_end(notices.committed())
+                killed = outcome is not None and outcome.code == 128 + signal.SIGKILL
+                self._restarts.note_end(notices.committed(), was_killed=killed)
                 self._preempted = notices.preempted()
                 # Also what the tasks have started and left behind.
                 guard.sweep([f"TFDIST_JOB_ID={job_id}"], [process.pid for process in processes])

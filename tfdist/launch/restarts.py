@@ -3,7 +3,9 @@
 The tasks tell (`tfdist.cluster.notice`) which steps are committed. A start that has committed
 something is progress: the next one follows soon. Starts that commit nothing wait longer and
 longer, and after `STALLED_STARTS` of them in a row the job is given up: what ends it will end it
-again. Nothing is concluded about a program that commits nothing ever.
+again. A start that was killed (SIGKILL: a machine that is taken away, an operator, want of memory)
+says less of the next one, and counts as a third. Nothing is concluded about a program that commits
+nothing ever.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import Any
 
 #: So many starts in a row that end with the same newest commit are no accident.
 STALLED_STARTS = 5
+#: So many starts that were killed count as one that failed by itself.
+KILLED_STARTS = 3
 
 
 class Restarts:
@@ -31,37 +35,42 @@ class Restarts:
         self._first = first_seconds
         self._most = most_seconds
         self._committed: dict[str, int] = {}
-        self._in_vain = 0
+        # Both in parts of a start that failed by itself.
+        self._alike = self._in_vain = 0
 
-    def note_end(self, committed: Mapping[str, int]) -> None:
+    def note_end(self, committed: Mapping[str, int], *, was_killed: bool = False) -> None:
         """Notes that a start has ended.
 
         Args:
             committed: For each directory of commits that it told of, how many steps are in the
                 newest one; 0 where there is none yet.
+            was_killed: Whether the task that failed first was killed by SIGKILL.
         """
+        weight = 1 if was_killed else KILLED_STARTS
         is_progress = any(
             step > self._committed.get(place, -1) for place, step in committed.items()
         )
         for place, step in committed.items():
             self._committed[place] = max(step, self._committed.get(place, step))
         if is_progress:
-            self.stalled, self._in_vain = 1, 0
+            self.stalled, self._alike, self._in_vain = 1, weight, 0
         elif self._committed:
             self.stalled += 1
-            self._in_vain += 1
+            self._alike += weight
+            self._in_vain += weight
         else:
-            self._in_vain += 1
+            self._in_vain += weight
 
     @property
     def is_stalled(self) -> bool:
         """Whether another start would end as the last ones did."""
-        return self.stalled >= STALLED_STARTS
+        return self._alike >= STALLED_STARTS * KILLED_STARTS
 
     @property
     def seconds(self) -> float:
         """How long to wait before the next start."""
-        doublings = self._in_vain if self._committed else self._in_vain - 1
+        in_vain = self._in_vain // KILLED_STARTS
+        doublings = in_vain if self._committed else in_vain - 1
         return min(self._most, self._first * 2.0 ** min(max(0, doublings), 60))
 
     @property

@@ -24,6 +24,7 @@ import tfdist
 
 parser = argparse.ArgumentParser()
 parser.add_argument("directory", type=Path)
+parser.add_argument("--url", default=None, help="where commits are, if not in DIRECTORY")
 parser.add_argument("--strategy", default="")
 parser.add_argument("--kill", action="append", default=[])
 parser.add_argument("--signal", type=int, default=9)
@@ -86,14 +87,16 @@ class Dies(keras.callbacks.Callback):
         self.epochs = []
 
     def on_train_begin(self, logs=None):
-        if int(INCARNATION) < options.random and int(INCARNATION) % 2 % WORKERS == TASK:
-            seconds = random.Random(int(INCARNATION)).uniform(0.0, 1.5)
-            threading.Thread(target=die_after, args=[seconds], daemon=True).start()
+        # The first step takes seconds to compile on a busy machine, and a launcher gives up where
+        # five starts in a row have come no further: of three, two are killed after it.
+        if int(INCARNATION) % 3 == 0:
+            die_soon()
 
     def on_epoch_end(self, epoch, logs=None):
         self.epochs.append([epoch, logs["loss"]])
 
     def on_train_batch_end(self, batch, logs=None):
+        die_soon()
         if options.random and not done:
             time.sleep(0.03)
         self.batches += 1
@@ -137,6 +140,15 @@ class CountsUp(keras.callbacks.Callback):
         self._count = state["count"]
 
 
+def die_soon():
+    """Kills this process within a second or two, if this incarnation is to die: once."""
+    is_meant = int(INCARNATION) < options.random and int(INCARNATION) % 2 % WORKERS == TASK
+    if is_meant and not soon:
+        soon.append(True)
+        seconds = random.Random(int(INCARNATION)).uniform(0.0, 1.5)
+        threading.Thread(target=die_after, args=[seconds], daemon=True).start()
+
+
 def die_after(seconds):
     time.sleep(seconds)
     if not done:
@@ -178,6 +190,17 @@ def train(callbacks):
     arguments = {"batch_size": BATCH}
     if options.data == "arrays":
         data = (x, y)
+    elif options.data == "files":
+
+        def parse(record):
+            row = tf.strings.to_number(record, tf.int32)
+            return tf.gather(x, row), tf.gather(y, row)
+
+        pattern = str(options.directory.parent / "*.tfrecord")
+        data = (
+            tfdist.data.shard(pattern, global_batch_size=BATCH, shuffle=True, seed=3, parse=parse),
+        )
+        arguments = {}
     elif options.data == "sharded":
         data = (tfdist.data.shard((x, y), global_batch_size=BATCH, shuffle=True, seed=3),)
         arguments = {}
@@ -209,7 +232,7 @@ def train(callbacks):
     }
 
 
-here, kills, done = [], [], []
+here, kills, done, soon = [], [], [], []
 for each in options.kill:
     incarnation, task, when = each.split(":")
     if incarnation == INCARNATION and task in ("all", str(TASK)):
@@ -218,8 +241,9 @@ if "commit" in kills:
     threading.Thread(target=die_in_a_commit, daemon=True).start()
 dies, up = Dies(), CountsUp()
 table = options.directory.with_suffix(f".{TASK}.csv")
+place = options.url or str(options.directory)
 backup = tfdist.callbacks.BackupAndRestore(
-    options.directory, save_every=every, delete_checkpoint=not options.keep_commits
+    place, save_every=every, delete_checkpoint=not options.keep_commits
 )
 # Arrays are read in another order where nothing is to be restored.
 again = tfdist.callbacks.BackupAndRestore(options.directory.with_suffix(".again"))
@@ -235,7 +259,7 @@ report(
     told=dies.epochs,
     count=up._count,
     table=table.read_text().splitlines() if table.exists() else [],
-    files=sorted(os.listdir(options.directory)) if TASK == 0 else [],
+    files=sorted(tf.io.gfile.listdir(place)) if TASK == 0 else [],
     undisturbed=train([again]) if options.reference else None,
     incarnation=INCARNATION,
 )
