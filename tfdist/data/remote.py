@@ -85,6 +85,14 @@ class RemotePart:
         """Whether the last batch is left out if it is not full."""
         return self._part.drop
 
+    def begin(self, passes: int) -> None:
+        """Brings the shuffles of what is read here, not there, to where passes have brought them.
+
+        Other processes read no dataset that shuffles anew by itself.
+        """
+        if not self._part.seeks:
+            self._part.begin(passes)
+
     def iterator(self, epoch: int, batch: int = 0) -> Iterator[Any]:
         """Returns an iterator over the batches of which this worker has any example.
 
