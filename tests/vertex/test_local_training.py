@@ -126,13 +126,13 @@ def train(
     buckets: Buckets = "local",
     **scheduling: Any,
 ) -> Outcome:
-    """Trains; kills one replica after the other, each when a new commit is there.
+    """Trains; kills one replica after the other, each when its life has made a commit.
 
     Args:
         directory: Of the job.
         program: The script, or a config of the trainer.
         roles: Position of a pool to its number of replicas.
-        kills: Names of replicas; of those of an emulator's job, each in an epoch after the last.
+        kills: Names of replicas; of those of an emulator's job, each in its life's second epoch.
         buckets: What the job's bucket is.
         scheduling: Of the job.
     """
@@ -163,20 +163,26 @@ def train(
     def said() -> str:
         return "\n".join([*news, *lines[-80:]])
 
-    def signs() -> set[str]:
+    def is_under_way(life: int) -> bool:
+        """Whether a life of the job, from 0, has something that it would not like to lose."""
         if buckets == "local":
-            return {path.name for path in output.glob("checkpoints/backup/step-*")}
-        return {line for line in lines if re.search(r"Epoch [2-9]/", line)}
+            commits = output.glob("checkpoints/backup/step-*")
+            found = {match[1] for path in commits if (match := re.search(r"-i(\d+)-", path.name))}
+            new = found - seen
+            seen.update(found)
+            return bool(new)
+        begun = [number for number, line in enumerate(lines) if "Training digits" in line]
+        epochs = [line for line in lines[begun[life] :] if "Epoch " in line] if begun[life:] else []
+        return len(epochs) >= 2
 
+    seen: set[str] = set()
     until = time.monotonic() + DEADLINE
     job.start()
     try:
-        seen: set[str] = set()
-        for replica in kills:
-            while not (new := signs() - seen):
+        for life, replica in enumerate(kills):
+            while not is_under_way(life):
                 assert time.monotonic() < until and not job.state.is_final, said()
                 time.sleep(0.01)
-            seen |= new
             os.kill(job.pids[replica], signal.SIGKILL)
         assert job.wait(until - time.monotonic()) is JobState.SUCCEEDED, said()
     finally:
