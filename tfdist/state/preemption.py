@@ -29,8 +29,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import logging
-import math
 import os
 import queue
 import signal
@@ -75,7 +75,6 @@ class Preemption:
         if self._servers is not None and not self._servers.cluster.has_parameter_servers:
             self._servers = None
         self._name = name
-        self._pid = os.getpid()
         self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._topic = f"preemption of {name}"
         self._signalled_at: float | None = None
@@ -107,6 +106,7 @@ class Preemption:
         # after it.
         signal.signal(signal.SIGTERM, self._note)
         self._is_installed = True
+        _let_children_die()
 
     def close(self, *, pass_on: bool = False) -> None:
         """Gives SIGTERM back.
@@ -221,10 +221,7 @@ class Preemption:
         # It runs between any two instructions, whoever holds which lock: it does no work.
         del frame
         now = time.monotonic()
-        if os.getpid() != self._pid:
-            # A forked child trains nothing: who ends a pool waits until it has died of this.
-            first = -math.inf
-        elif self._signalled_at is None:
+        if self._signalled_at is None:
             first = self._signalled_at = now
             self._signals.put(True)
         else:
@@ -232,6 +229,22 @@ class Preemption:
         if now - first > serving.SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+
+@functools.cache
+def _let_children_die() -> None:
+    """Gives SIGTERM its meaning back in forked children, once for this process.
+
+    They train nothing, and who ends a pool of them waits until they have died of it. A handler of
+    Python's would not do: it waits for the next instruction, which a child that is about to wait
+    for work does not come to.
+    """
+    os.register_at_fork(after_in_child=_die_of_signals)
+
+
+def _die_of_signals() -> None:
+    if isinstance(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), Preemption):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def end(sources: Sequence[str], told: Preempted) -> NoReturn:
