@@ -231,20 +231,34 @@ class Preemption:
             os.kill(os.getpid(), number)
 
 
+_held = threading.local()
+
+
 @functools.cache
 def _let_children_die() -> None:
     """Gives SIGTERM its meaning back in forked children, once for this process.
 
     They train nothing, and who ends a pool of them waits until they have died of it. A handler of
     Python's would not do: it waits for the next instruction, which a child that is about to wait
-    for work does not come to.
+    for work does not come to. A signal that comes while a child is made waits until it means that.
     """
-    os.register_at_fork(after_in_child=_die_of_signals)
+    os.register_at_fork(
+        before=_hold_signals, after_in_parent=_release_signals, after_in_child=_die_of_signals
+    )
+
+
+def _hold_signals() -> None:
+    _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.mask)
 
 
 def _die_of_signals() -> None:
     if isinstance(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), Preemption):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _release_signals()
 
 
 def end(sources: Sequence[str], told: Preempted) -> NoReturn:
