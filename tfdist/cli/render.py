@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from tfdist.cli.output import write
 from tfdist.errors import ConfigError
 from tfdist.schedulers import plan
 from tfdist.schedulers.plan import Plan
@@ -63,10 +64,7 @@ def render(
     module = importlib.import_module(f"tfdist.schedulers.{scheduler}")
     for warning in module.warnings(made, section):
         print(f"tfdist render: warning: {warning}", file=sys.stderr)
-    if output is None:
-        sys.stdout.write(text)
-    else:
-        _write(output, text, force)
+    write(text, output, force=force)
 
 
 def app_register(app: typer.Typer) -> None:
@@ -105,17 +103,3 @@ _RENDERERS: Mapping[str, Callable[[Plan, Any, str], str]] = {
     "slurm": _slurm,
     "ray": _ray,
 }
-
-
-def _write(output: Path, text: str, force: bool) -> None:
-    try:
-        with output.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(
-            "--output to be a new file", f"{output}, which exists", "pass --force to replace it"
-        ) from None
-    except OSError as error:
-        raise ConfigError(
-            "--output to be a file that can be written", f"{output} ({error.strerror})"
-        ) from error

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tfdist.cli.output import write
 from tfdist.errors import ConfigError
 from tfdist.vertex.checks import check
 from tfdist.vertex.config import load
@@ -44,21 +45,7 @@ def render(
             "under a name of its own",
             file=sys.stderr,
         )
-    written = text(spec, form)
-    if output is None:
-        sys.stdout.write(written)
-        return
-    try:
-        with output.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(written)
-    except FileExistsError:
-        raise ConfigError(
-            "--output to be a new file", f"{output}, which exists", "pass --force to replace it"
-        ) from None
-    except OSError as error:
-        raise ConfigError(
-            "--output to be a file that can be written", f"{output} ({error.strerror})"
-        ) from error
+    write(text(spec, form), output, force=force)
 
 
 def app_register(app: typer.Typer) -> None:
